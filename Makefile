@@ -1,0 +1,30 @@
+# Two commands do everything: `make run` and `make test`.
+PYTHON ?= python3
+EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: .venv/installed  ## make .venv and install dml into it (faiss for the GPU where nvidia-smi answers)
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA),dev]'
+	touch $@
+
+run: install  ## train the default configuration (ABE-4 on rendered characters) and say where the report lies; ARGS="..." adds options
+	$(BIN)/python -m dml.run paths.output_dir=runs/default $(ARGS)
+
+test: install  ## run the tests; ARGS="-m slow" or ARGS="-k abe" chooses others
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove .venv and caches, keep runs
+	rm -rf .venv cache .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,138 @@
+"""From a composed configuration to built objects: the only place that instantiates."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.utils.flop_counter import FlopCounterMode
+
+from dml.data.check import readable
+from dml.data.datamodule import DataModule
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.evaluation.protocol import Conventional, Split
+from dml.methods.base import Method
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    records: Records
+    split: Split
+    protocol: Conventional
+    data: DataModule
+    method: Method
+
+
+def make(config: DictConfig, **arguments: Any) -> Any:
+    """`hydra.utils.instantiate`, with a user's mistake told as such.
+
+    Raises:
+        UserError: what a component said of its options, with the component's name before it if it was a plain
+            TypeError or ValueError.
+    """
+    try:
+        return instantiate(config, **arguments)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None
+        if isinstance(error.__cause__, TypeError | ValueError):
+            raise UserError(f"{config._get_full_key(None)}: {' '.join(str(error.__cause__).split())}.") from error
+        raise
+
+
+def build(config: DictConfig) -> Parts:
+    """Data first, then the model in the sizes that the data asks for.
+
+    Args:
+        config: composed; `runtime` is filled in here.
+
+    Raises:
+        UserError: whatever the components say of their options.
+    """
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed={config.seed} has to lie between 0 and {2**32 - 1}.")
+    pl.seed_everything(config.seed, verbose=False)
+    protocol: Conventional = make(config.protocol)
+    records = readable(make(config.dataset), config.paths.cache_dir)
+    split = protocol.split(records)
+    data = _data(config, records, split, protocol.batch_size)
+    OmegaConf.update(config, "runtime.train_classes", data.train_classes)
+    return Parts(records, split, protocol, data, build_method(config))
+
+
+def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
+    train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
+    return DataModule(
+        records,
+        split.train,
+        split.query,
+        split.gallery,
+        make(config.sampler)(labels=train_labels, seed=config.seed),
+        make(config.transform.train),
+        make(config.transform.test),
+        seed=config.seed,
+        num_workers=config.trainer.num_workers,
+        eval_batch_size=eval_batch_size,
+    )
+
+
+def build_method(config: DictConfig) -> Method:
+    """Backbone, head and one loss a learner, put into the method.
+
+    Args:
+        config: with `runtime.train_classes` filled in; `runtime.learner_dim` is set here.
+
+    Raises:
+        UserError: a total width that the learners cannot share evenly.
+    """
+    learners, dim = config.runtime.learners, config.head.dim
+    if learners < 1 or dim < 1 or dim % learners:
+        raise UserError(
+            f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
+            f"{learners}, for example head.dim={max(1, round(dim / max(1, learners))) * max(1, learners)}."
+        )
+    with open_dict(config):
+        config.runtime.learner_dim = dim // learners
+    backbone = make(config.backbone)
+    head = make(config.head, in_channels=backbone.dim, dim=dim // learners)
+    losses = [make(config.loss) for _ in range(learners)]
+    method: Method = make(config.method, backbone=backbone, head=head, losses=losses)
+    return method.to(memory_format=torch.channels_last)
+
+
+def load(path: str) -> Method:
+    """The method of a checkpoint, rebuilt from the configuration that lies in it, with its trained weights.
+
+    Args:
+        path: `checkpoints/last.ckpt` or `checkpoints/best_on_test.ckpt` of a run folder.
+    """
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    config = OmegaConf.create(checkpoint["config"])
+    config.backbone.weights = "none"  # they are in the checkpoint
+    method = build_method(config)
+    method.load_state_dict(checkpoint["state_dict"])
+    return method.eval()
+
+
+def complexity(method: Method, image_size: int) -> dict[str, int]:
+    """Size and cost of the embedding of one image.
+
+    Returns:
+        `params`, the parameters of the network without those of the losses, and `flops`, multiply-adds of its
+        convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
+    """
+    training = method.training
+    images = torch.zeros(1, 3, image_size, image_size, device=method.device)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        method.eval().embed(images)
+    method.train(training)
+    of_losses = sum(p.numel() for p in method.losses.parameters())
+    params = sum(p.numel() for p in method.parameters()) - of_losses
+    return {"params": params, "flops": counter.get_total_flops() // 2}

@@ -1,0 +1,90 @@
+"""Find the image files that do not decode before a run starts, not in its third hour.
+
+The outcome is remembered in the cache folder, so that the second start only looks at sizes and times. Images that do
+not lie in files of their own (rendered, or in a zip whose checksums were verified) need no check.
+"""
+
+import hashlib
+import json
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from dml.data.records import Records, quiet
+from dml.errors import UserError
+
+
+def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Records:
+    """The records, once every image file is known to decode.
+
+    With `records.unreadable` = `stop`, any file that does not is an error; with `skip`, its row is left out with a
+    warning.
+
+    Raises:
+        UserError: names every file that does not decode.
+    """
+    bad = check_images(records, np.arange(len(records)), cache_dir, workers)
+    if not bad:
+        return records
+    names = ", ".join(records.paths[bad].tolist())
+    if records.unreadable == "stop":
+        raise UserError(
+            f"{len(bad)} of the {len(records)} images of dataset {records.name} cannot be read: {names}; repair or "
+            "remove them, or leave them out with dataset.unreadable=skip"
+        )
+    warnings.warn(f"left out {len(bad)} images that cannot be read: {names}", stacklevel=2)
+    return records.subset(np.setdiff1d(np.arange(len(records)), bad))
+
+
+def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, workers: int = 2) -> list[int]:
+    """Those of `rows` `[n]` whose file cannot be decoded to its last pixel, ascending.
+
+    Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
+    """
+    stamps = {int(row): stamp for row in rows if (stamp := _stamp(str(records.paths[row])))}
+    if not stamps:
+        return []
+    memory = Path(cache_dir) / f"unreadable-{_digest(list(stamps.values()))}.json"
+    if memory.is_file():
+        known = set(json.loads(memory.read_text(encoding="utf-8")))
+        return [row for row in sorted(stamps) if str(records.paths[row]) in known]
+    bad = _decode_all(records, sorted(stamps), workers)
+    _remember(memory, records.paths[bad].tolist())
+    return bad
+
+
+def _stamp(path: str) -> str | None:
+    """Path, size and time of a file; None where there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+
+
+def _digest(stamps: list[str]) -> str:
+    return hashlib.sha256("\n".join(stamps).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _decode_all(records: Records, rows: list[int], workers: int) -> list[int]:
+    def decodes(row: int) -> bool:
+        try:
+            records.open_image(row)
+        except Exception:  # whatever PIL's decoders raise
+            return False
+        return True
+
+    with quiet(), ThreadPoolExecutor(max(1, workers)) as pool:
+        results = tqdm(pool.map(decodes, rows), "checking images", len(rows), leave=False, delay=1)
+        return [row for row, good in zip(rows, results, strict=True) if not good]
+
+
+def _remember(memory: Path, bad: list[str]) -> None:
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    beside = memory.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(bad), encoding="utf-8")
+    os.replace(beside, memory)  # whole or not at all, whoever else is checking

@@ -1,0 +1,140 @@
+"""Batches for training and evaluation: `{"image": [B,3,H,W], "label": [B], "index": [B]}`.
+
+`index` is the row of the records. Training labels are 0..C_train-1, as proxies need them; evaluation keeps the labels
+of the records.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dml.data.records import Records
+from dml.data.samplers import Place, Sampler
+from dml.data.transforms import Transform
+
+Item = dict[str, Tensor | int]
+
+
+class _TrainSet(Dataset[Item]):
+    """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
+
+    def __init__(self, records: Records, rows: np.ndarray, labels: np.ndarray, transform: Transform, seed: int) -> None:
+        self.records, self.rows, self.labels, self.transform, self.seed = records, rows, labels, transform, seed
+
+    def __getitem__(self, at: Place) -> Item:
+        position, step, place = at
+        row = int(self.rows[position])
+        image = self.records.image(row)
+        entropy = np.random.SeedSequence([self.seed, step, place]).generate_state(1, np.uint64)[0]
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it would reseed the GPU too, which fork_rng(devices=[]) does not put back.
+            torch.default_generator.manual_seed(int(entropy >> 1))
+            return {"image": self.transform(image), "label": int(self.labels[position]), "index": row}
+
+
+class _EvalSet(Dataset[Item]):
+    """Items by place in `rows`."""
+
+    def __init__(self, records: Records, rows: np.ndarray, transform: Transform) -> None:
+        self.records, self.rows, self.transform = records, rows, transform
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: int) -> Item:
+        row = int(self.rows[at])
+        image = self.transform(self.records.image(row))
+        return {"image": image, "label": int(self.records.labels[row]), "index": row}
+
+
+class DataModule(LightningDataModule):
+    """Serves one split of some records.
+
+    Workers, ranks and a resume change no training batch: the sampler and the augmentation are functions of
+    (seed, step, place in the global batch). A training loader starts at the trainer's global step and never ends.
+
+    Args:
+        records: the dataset.
+        train_rows: rows `[N]` to train on; the sampler's positions count along them.
+        query_rows, gallery_rows: rows to evaluate on; no gallery: the queries are the gallery.
+        sampler: made for the labels of `train_rows`.
+        train_transform, test_transform: RGB image -> `[3,H,W]`.
+        seed: of the augmentation.
+        num_workers: processes for each loader; 0 loads in the main process.
+        eval_batch_size: on each rank.
+
+    Raises:
+        UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        train_rows: np.ndarray,
+        query_rows: np.ndarray,
+        gallery_rows: np.ndarray | None,
+        sampler: Sampler,
+        train_transform: Transform,
+        test_transform: Transform,
+        *,
+        seed: int,
+        num_workers: int,
+        eval_batch_size: int,
+    ) -> None:
+        super().__init__()
+        assert len(sampler.labels) == len(train_rows)
+        self.records, self.sampler, self.test_transform = records, sampler, test_transform
+        self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
+        self.num_workers, self.eval_batch_size = num_workers, eval_batch_size
+        classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
+        self.train_classes = len(classes)
+        self._train_set = _TrainSet(records, train_rows, labels, train_transform, seed)
+
+    @property
+    def eval_rows(self) -> np.ndarray:
+        """Query rows, then gallery rows."""
+        return self.query_rows if self.gallery_rows is None else np.concatenate([self.query_rows, self.gallery_rows])
+
+    @property
+    def train_images(self) -> int:
+        return len(self.train_rows)
+
+    @property
+    def test_images(self) -> int:
+        return len(self.eval_rows)
+
+    @property
+    def test_classes(self) -> int:
+        return len(np.unique(self.records.labels[self.eval_rows]))
+
+    def train_dataloader(self) -> DataLoader[Item]:
+        """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on."""
+        self.sampler.rank, self.sampler.world_size = self._ranks()
+        self.sampler.start_step = self.trainer.global_step if self.trainer else 0
+        return DataLoader(
+            self._train_set,
+            batch_sampler=self.sampler,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def val_dataloader(self) -> DataLoader[Item]:
+        return self.eval_dataloader(self.eval_rows)
+
+    def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
+        """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
+        rank, world_size = self._ranks()
+        return DataLoader(
+            _EvalSet(self.records, np.asarray(rows)[rank::world_size], self.test_transform),
+            batch_size=self.eval_batch_size,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _ranks(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,0 +1,123 @@
+"""Any `root/class/image.jpg` tree, split into training and test classes by order or by a CSV file."""
+
+import csv
+import os
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from dml.data.records import Records, decode
+from dml.errors import UserError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+
+
+def folder(
+    root: str,
+    name: str = "folder",
+    train_fraction: float = 0.5,
+    split_csv: str | None = None,
+    unreadable: str = "stop",
+) -> Records:
+    """Read a tree with one folder a class.
+
+    Classes and images are taken in the order of their names. Hidden entries and files without an image suffix (of
+    `SUFFIXES`, upper or lower case) are passed over.
+
+    Args:
+        root: the folder of class folders.
+        name: the dataset's, for reports.
+        train_fraction: this share of the classes trains, the first in order of names (rounded to whole classes); the
+            rest tests. Not used with `split_csv`.
+        split_csv: a file with the columns `class` and `role` (train or test), one line for each class.
+        unreadable: `stop` or `skip`, see `dml.data.check`.
+
+    Raises:
+        UserError: no such folder, no class folders, a class folder without images, a split that leaves one side empty,
+            or a CSV file that does not fit the tree.
+    """
+    classes = class_folders(Path(root))
+    names = list(classes)
+    roles = _csv_roles(Path(split_csv), names, Path(root)) if split_csv else _ordered_roles(names, train_fraction)
+    images = [image_files(path) for path in classes.values()]
+    paths = np.array([path for files in images for path in files])
+    labels = np.repeat(np.arange(len(names)), [len(files) for files in images])
+    return Records(
+        name=name,
+        paths=paths,
+        labels=labels.astype(np.int64),
+        roles=np.array(roles)[labels],
+        class_names=names,
+        open_image=lambda row: decode(str(paths[row])),
+        unreadable=unreadable,
+    )
+
+
+def class_folders(root: Path) -> dict[str, Path]:
+    """Class name -> its folder, in the order of names. Names are brought to Unicode's composed form (NFC), so that
+    order and CSV lookups do not depend on the file system.
+
+    Raises:
+        UserError: no such folder, or no folders in it.
+    """
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: put one folder of images for each class there")
+    found = {unicodedata.normalize("NFC", p.name): p for p in root.iterdir() if p.is_dir() and p.name[0] != "."}
+    if not found:
+        raise UserError(f"{root} has no class folders: put the images of each class into a folder of its own")
+    return dict(sorted(found.items()))
+
+
+def image_files(path: Path) -> list[str]:
+    """The images of one class, in the order of names.
+
+    Raises:
+        UserError: there are none.
+    """
+    with os.scandir(path) as entries:
+        files = [e.path for e in entries if e.name[0] != "." and e.name.lower().endswith(SUFFIXES) and e.is_file()]
+    if not files:
+        raise UserError(f"class folder {path} has no images ({' '.join(SUFFIXES)}): fill it or remove it")
+    return sorted(files)
+
+
+def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:
+    train = round(train_fraction * len(names))
+    if not 0 < train < len(names):
+        raise UserError(
+            f"dataset.train_fraction={train_fraction} of {len(names)} classes leaves {train} for training and "
+            f"{len(names) - train} for testing: both sides need at least one"
+        )
+    return ["train"] * train + ["test"] * (len(names) - train)
+
+
+def _csv_roles(path: Path, names: list[str], root: Path) -> list[str]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets write a byte order mark
+            reader = csv.DictReader(file)
+            lines, columns = list(reader), reader.fieldnames or []
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"dataset.split_csv {path} cannot be read as UTF-8 text: {error}") from error
+    if not {"class", "role"} <= set(columns):
+        raise UserError(f"{path} has the columns {', '.join(columns) or 'none'}: its first line must be class,role")
+    given = [(unicodedata.normalize("NFC", line["class"]), line["role"]) for line in lines]
+    roles = dict(given)
+    _check_csv(path, given, names, root)
+    return [roles[name] for name in names]
+
+
+def _check_csv(path: Path, given: list[tuple[str, str]], names: list[str], root: Path) -> None:
+    lines, known = Counter(name for name, _ in given), set(names)
+    for name, role in given:
+        if role not in ("train", "test"):
+            raise UserError(f"{path} gives class {name!r} the role {role!r}: use train or test")
+        if lines[name] > 1:
+            raise UserError(f"{path} has class {name!r} more than once: keep one line for each class")
+        if name not in known:
+            raise UserError(f"{path} has class {name!r}, which is no folder in {root}: correct the name or remove it")
+    if missing := [name for name in names if name not in lines]:
+        raise UserError(f"{path} has no line for class {missing[0]!r} ({len(missing)} such): give each class a role")
+    if len({role for _, role in given}) < 2:
+        raise UserError(f"{path} puts every class on one side: give some the role train, others test")

@@ -1,0 +1,97 @@
+"""Omniglot (Lake et al., Science 350, 2015): handwritten characters, 105x105, 20 drawings each; MIT licence.
+
+Official files at https://github.com/brendenlake/omniglot (`python/`): `images_background.zip` (964 characters of 30
+alphabets) and `images_evaluation.zip` (659 of 20). A class is `Alphabet/character`.
+"""
+
+import zlib
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+
+from dml.data.folder import class_folders, image_files
+from dml.data.records import Records, decode
+from dml.errors import UserError
+
+HALVES = ("images_background", "images_evaluation")
+Drawings = dict[str, list[tuple[str, bytes | None]]]  # class -> (path, encoded image; None: read it from the path)
+
+
+def omniglot(root: str, unreadable: str = "stop") -> Records:
+    """Read whichever halves lie in `root`, unpacked or as the official zips (unpacked wins).
+
+    Both: background trains, evaluation tests (the official split by alphabet). One alone: the first half of its
+    alphabets by name trains, the rest tests. Zips are held in memory as they are encoded (8 MB for all) and their
+    checksums are verified on reading.
+
+    Args:
+        root: the folder of `images_background[.zip]` and `images_evaluation[.zip]`.
+        unreadable: `stop` or `skip`, see `dml.data.check`.
+
+    Raises:
+        UserError: neither half is there, or a damaged zip.
+    """
+    halves = [half for name in HALVES if (half := _read_half(Path(root), name))]
+    if not halves:
+        raise UserError(
+            f"no Omniglot images in {root}: put images_background.zip and images_evaluation.zip (either or both, from "
+            "https://github.com/brendenlake/omniglot/tree/master/python) there"
+        )
+    drawings = {name: images for half in halves for name, images in half.items()}
+    train = set(halves[0]) if len(halves) == 2 else _first_alphabets(halves[0])
+    return _records(drawings, train, unreadable)
+
+
+def _records(drawings: Drawings, train: set[str], unreadable: str) -> Records:
+    names = list(drawings)
+    labels = np.repeat(np.arange(len(names)), [len(images) for images in drawings.values()])
+    paths = np.array([path for images in drawings.values() for path, _ in images])
+    encoded = [content for images in drawings.values() for _, content in images]
+    roles = np.array(["train" if name in train else "test" for name in names])
+    return Records(
+        name="omniglot",
+        paths=paths,
+        labels=labels.astype(np.int64),
+        roles=roles[labels],
+        class_names=names,
+        open_image=lambda row: decode(str(paths[row]) if (c := encoded[row]) is None else BytesIO(c)),
+        unreadable=unreadable,
+    )
+
+
+def _first_alphabets(half: Drawings) -> set[str]:
+    alphabets = sorted({name.split("/")[0] for name in half})
+    if len(alphabets) < 2:
+        raise UserError(f"Omniglot's only alphabet is {alphabets[0]}: training and testing need one each")
+    first = alphabets[: len(alphabets) // 2]
+    return {name for name in half if name.split("/")[0] in first}
+
+
+def _read_half(root: Path, name: str) -> Drawings:
+    if (root / name).is_dir():
+        return {
+            f"{alphabet}/{character}": [(path, None) for path in image_files(folder)]
+            for alphabet, characters in class_folders(root / name).items()
+            for character, folder in class_folders(characters).items()
+        }
+    if (root / f"{name}.zip").is_file():
+        return _read_zip(root / f"{name}.zip")
+    return {}
+
+
+def _read_zip(path: Path) -> Drawings:
+    drawings: Drawings = {}
+    try:
+        with ZipFile(path) as archive:
+            names = [name.split("/") for name in archive.namelist() if name.endswith(".png")]
+            for half, alphabet, character, file in sorted(p for p in names if p[0] == path.stem and len(p) == 4):
+                member = f"{half}/{alphabet}/{character}/{file}"
+                content = archive.read(member)
+                drawings.setdefault(f"{alphabet}/{character}", []).append((f"{path}/{member}", content))
+    except (BadZipFile, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is not a sound zip ({error}): fetch it again") from error
+    if not drawings:
+        raise UserError(f"{path} has no {path.stem}/Alphabet/character/*.png inside: use the official file")
+    return drawings

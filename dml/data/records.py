@@ -1,0 +1,147 @@
+"""What every dataset file returns: paths, labels and roles as plain arrays, and a way to open a row's image.
+
+N images, C classes.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from dml.errors import UserError
+
+ROLES = ("train", "test", "query", "gallery")
+
+
+class UnreadableImage(UserError):
+    """An image that does not decode; the message names the file.
+
+    torch rebuilds an exception of a worker process from its type and the text of the worker's traceback
+    (`torch/_utils.py`, `ExceptionWrapper.reraise`); that text ends with our sentence, and only the sentence is kept.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.rpartition(f"{type(self).__qualname__}: ")[2].strip())
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The images of a dataset. Rows are numbered 0..N-1; `index` in a batch is such a number.
+
+    Attributes:
+        name: the dataset's, for reports.
+        paths: `[N]` str, a file, or a name that tells a person which image it is.
+        labels: `[N]` int64, 0..C-1, every class with at least one image.
+        roles: `[N]` str, one of `ROLES`. `test` rows are both query and gallery.
+        class_names: C names.
+        open_image: row -> RGB image. Safe to call in forked workers: it shares no file handle.
+        unreadable: what to do with a file that does not decode, `stop` or `skip` (see `dml.data.check`).
+
+    Raises:
+        UserError: no images, a class without images, a class both in training and in evaluation, queries without a
+            gallery (or the reverse), or an unknown `unreadable`.
+    """
+
+    name: str
+    paths: np.ndarray
+    labels: np.ndarray
+    roles: np.ndarray
+    class_names: list[str]
+    open_image: Callable[[int], Image.Image]
+    unreadable: str = "stop"
+
+    def __post_init__(self) -> None:
+        assert self.paths.shape == self.labels.shape == self.roles.shape
+        assert self.labels.dtype == np.int64
+        assert np.isin(self.roles, ROLES).all()
+        if not len(self):
+            raise UserError(f"dataset {self.name} has no images: check the folder that it was read from")
+        if self.unreadable not in ("stop", "skip"):
+            raise UserError(f"dataset.unreadable is {self.unreadable!r}: use stop or skip")
+        self._check_classes()
+
+    def _check_classes(self) -> None:
+        sizes = np.bincount(self.labels, minlength=len(self.class_names))
+        assert len(sizes) == len(self.class_names)
+        if not sizes.all():
+            raise UserError(f"class {self.class_names[int(sizes.argmin())]!r} of dataset {self.name} has no images")
+        train = self.roles == "train"
+        shared = np.intersect1d(self.labels[train], self.labels[~train])
+        if len(shared):
+            raise UserError(
+                f"class {self.class_names[shared[0]]!r} of dataset {self.name} is both in training and in evaluation "
+                f"({len(shared)} such classes): give each class one side"
+            )
+        if ("query" in self.roles) != ("gallery" in self.roles):
+            raise UserError(f"dataset {self.name} has only one of query and gallery images: give both, or use test")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, *roles: str) -> np.ndarray:
+        """Rows `[n]` int64 of any of these roles, ascending."""
+        assert set(roles) <= set(ROLES)
+        return np.flatnonzero(np.isin(self.roles, roles))
+
+    @property
+    def train_rows(self) -> np.ndarray:
+        return self.rows("train")
+
+    @property
+    def query_rows(self) -> np.ndarray:
+        return self.rows("test", "query")
+
+    @property
+    def gallery_rows(self) -> np.ndarray | None:
+        """None where the queries are the gallery."""
+        return self.rows("gallery") if "gallery" in self.roles else None
+
+    def subset(self, rows: np.ndarray) -> "Records":
+        """These rows `[n]` alone, in this order; classes that lose all images go, the others are renumbered."""
+        classes, labels = np.unique(self.labels[rows], return_inverse=True)
+        return Records(
+            name=self.name,
+            paths=self.paths[rows],
+            labels=labels.astype(np.int64),
+            roles=self.roles[rows],
+            class_names=[self.class_names[c] for c in classes],
+            open_image=lambda row: self.open_image(int(rows[row])),
+            unreadable=self.unreadable,
+        )
+
+    def image(self, row: int) -> Image.Image:
+        """`open_image`, with one sentence for whatever goes wrong.
+
+        Raises:
+            UnreadableImage: names the file.
+        """
+        try:
+            with quiet():
+                return self.open_image(row)
+        except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
+            reason = str(error) or type(error).__name__
+            raise UnreadableImage(
+                f"the image {self.paths[row]} cannot be read ({reason}): repair it, or remove it and start again"
+            ) from error
+
+
+def decode(source: str | IO[bytes]) -> Image.Image:
+    """Decode a whole image file to RGB; transparency is dropped."""
+    with Image.open(source) as image:
+        if image.mode.startswith("I;16"):  # PIL would clip all 65,536 levels to the first 256
+            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        if "transparency" in image.info:  # a palette with transparency goes through RGBA, or PIL warns
+            return image.convert("RGBA").convert("RGB")
+        return image.convert("RGB")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """PIL's remarks on odd metadata stay in: they do not concern the pixels. Not to be entered by several threads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield

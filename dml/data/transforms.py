@@ -1,0 +1,93 @@
+"""RGB picture -> float32 `[3,S,S]` in [0,1]. Mean and deviation belong to the backbone, whose weights expect them.
+
+Each function returns a callable made of torchvision's transforms; randomness comes from torch's generator. A paper that
+crops 224 from images of 256 says `sides: [256, 224]`; at another crop size S the first side scales along.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import v2
+
+Transform = Callable[[Image.Image], Tensor]
+
+# ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
+MEAN_COLOUR = (124, 116, 104)
+
+
+def stretch(size: int) -> Transform:
+    """Test: the whole image resized to a square, whatever its shape."""
+    return _compose(v2.Resize((size, size)))
+
+
+def jitter(size: int) -> Transform:
+    """Train, for characters: as `stretch`, then turned, moved and scaled a little. No flip: it makes other characters.
+
+    What moves in from outside continues the edge pixels; a constant would be a frame that tells the augmentation.
+    """
+    move = v2.RandomAffine(degrees=10, translate=(0.06, 0.06), scale=(0.85, 1.15), interpolation=_BILINEAR)
+    return _compose(v2.Resize((size, size)), v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size))
+
+
+def centre_crop(size: int, sides: tuple[int, int]) -> Transform:
+    """Test: shorter side to S * sides[0] / sides[1], then the middle S x S."""
+    return _compose(v2.Resize(_before(size, sides)), v2.CenterCrop(size))
+
+
+def shorter_crop(size: int, sides: tuple[int, int]) -> Transform:
+    """Train, DCES sec. 5: shorter side to S * sides[0] / sides[1], a random S x S of it, flip."""
+    return _compose(v2.Resize(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
+
+
+def pad_centre_crop(size: int, sides: tuple[int, int]) -> Transform:
+    """Test, ABE sec. 4: as `pad_crop`, with the middle S x S."""
+    return _compose(_pad_square(_before(size, sides)), v2.CenterCrop(size))
+
+
+def pad_crop(size: int, sides: tuple[int, int]) -> Transform:
+    """Train, ABE sec. 4: longer side to S * sides[0] / sides[1], padded to a square, a random S x S of it, flip.
+
+    The padding has ImageNet's mean colour, hence is 0 where the network sees it.
+    """
+    return _compose(_pad_square(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
+
+
+def resized_crop(size: int, sides: tuple[int, int]) -> Transform:
+    """Train, GSP supplement, after Musgrave et al. 2020 (MLRC): shorter side to S * sides[0] / sides[1], a random crop
+    of 16 to 100 % of the area and aspect 3/4 to 4/3, resized to S x S, flip.
+
+    The papers write "a crop between 40 and 256"; MLRC's configuration has `scale: 0.16 1` (40/256 = 0.16), which
+    torchvision takes as a share of the area.
+    """
+    crop = v2.RandomResizedCrop(size, scale=(0.16, 1.0), ratio=(3 / 4, 4 / 3))
+    return _compose(v2.Resize(_before(size, sides)), crop, v2.RandomHorizontalFlip())
+
+
+def multires_crop(size: int) -> Transform:
+    """Train, DIABLO sec. 3.5: shorter side to a random 0.8 S to 1.8 S, a random S x S of it, flip.
+
+    Where the resized image is smaller than the crop, it is padded with ImageNet's mean colour.
+    """
+    resize = v2.RandomResize(round(0.8 * size), round(1.8 * size) + 1)  # the upper end is exclusive
+    crop = v2.RandomCrop(size, pad_if_needed=True, fill=list(MEAN_COLOUR))
+    return _compose(resize, crop, v2.RandomHorizontalFlip())
+
+
+_BILINEAR = v2.InterpolationMode.BILINEAR
+
+
+def _compose(*steps: Any) -> Transform:
+    return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+
+
+def _before(size: int, sides: tuple[int, int]) -> int:
+    return round(size * sides[0] / sides[1])
+
+
+def _pad_square(side: int) -> v2.Lambda:
+    pad = partial(ImageOps.pad, size=(side, side), method=Image.Resampling.BILINEAR, color=MEAN_COLOUR)
+    return v2.Lambda(pad)

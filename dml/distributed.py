@@ -1,0 +1,49 @@
+"""What a loss needs to see the global batch on every rank.
+
+Lightning's `all_gather(sync_grads=True)` was passed over: it rests on `torch.distributed.nn.functional`,
+which current torch deprecates with a warning at every step.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import all_gather_into_tensor, all_reduce, get_rank, get_world_size, is_initialized
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return _gather(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        all_reduce(gradient)
+        return gradient.chunk(get_world_size())[get_rank()]
+
+
+def _gather(rows: Tensor) -> Tensor:
+    gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
+    all_gather_into_tensor(gathered, rows.contiguous())
+    return gathered
+
+
+def gather(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The global batch in rank order, with gradient to every rank's part.
+
+    The backward pass sums the gradients that all ranks' (equal) losses send to this rank's rows: world size times
+    the gradient of one loss, which DDP's averaging of parameter gradients divides by the world size again. Two
+    ranks with half the batch each then take the step of one rank with the whole batch.
+
+    Args:
+        embeddings: `[b,L,d]`, equal b on all ranks.
+        labels: `[b]`.
+
+    Returns:
+        `[B,L,d]` and `[B]` with B = b x world size; the arguments themselves on a single process.
+    """
+    if not is_initialized() or get_world_size() == 1:
+        return embeddings, labels
+    return _Gather.apply(embeddings), _gather(labels)

@@ -1,0 +1,138 @@
+"""From a method and its test images to figures, the same for every method and any number of processes.
+
+N test images, L learners, d width of one learner.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from tqdm import tqdm
+
+from dml.evaluation.metrics import evaluate
+from dml.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Table:
+    """Test embeddings in the order of the records' rows, each row once.
+
+    Attributes:
+        embeddings: `[N,L,d]` float32 on the CPU, unit norm per learner.
+        labels: `[N]` int64.
+        rows: `[N]` int64, rows of the records, ascending.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    rows: Tensor
+
+    def take(self, rows: np.ndarray) -> "Table":
+        """The part of the table that stands for `rows` of the records."""
+        at = torch.searchsorted(self.rows, torch.as_tensor(np.sort(rows)))
+        return Table(self.embeddings[at], self.labels[at], self.rows[at])
+
+
+class Collector(Metric):
+    """Embeddings of all ranks, brought together and de-duplicated by index: padding never changes a figure."""
+
+    full_state_update = False
+    embeddings: list[Tensor]
+    labels: list[Tensor]
+    rows: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__(compute_with_cache=False)
+        for name in ("embeddings", "labels", "rows"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, embeddings: Tensor, labels: Tensor, rows: Tensor) -> None:
+        """`[b,L,d]`, `[b]`, `[b]`."""
+        self.embeddings.append(embeddings.float())
+        self.labels.append(labels)
+        self.rows.append(rows)
+
+    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(  # type: ignore[return-value]
+            torch.cat(list(state)) if isinstance(state, list) else state
+            for state in (self.embeddings, self.labels, self.rows)
+        )
+
+    def table(self) -> Table:
+        """What all ranks collected, in the order of rows, each row once."""
+        embeddings, labels, rows = (state.cpu() for state in self.compute())
+        # torchmetrics squeezes what has one element.
+        labels, rows = labels.reshape(-1), rows.reshape(-1)
+        order = np.unique(rows.numpy(), return_index=True)[1]
+        return Table(embeddings[order], labels[order], rows[order])
+
+
+def embed(
+    method: Method,
+    batches: Iterable[dict[str, Tensor]],
+    to_device: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    *,
+    title: str | None = None,
+) -> Table:
+    """Embeds all batches in evaluation mode and leaves the method in the mode in which it was.
+
+    Args:
+        batches: `image [b,3,H,W]`, `label [b]`, `index [b]`: this rank's part of the test images.
+        to_device: moves a batch to the method's device.
+        title: of the progress bar; None shows none.
+    """
+    collector = Collector().to(method.device)
+    training = method.training
+    method.eval()
+    with torch.inference_mode():
+        for batch in tqdm(batches, desc=title, disable=title is None, leave=False):
+            batch = to_device(batch)
+            collector.update(method.embed(batch["image"]), batch["label"], batch["index"])
+    method.train(training)
+    return collector.table()
+
+
+def score(queries: Table, gallery: Table | None, ks: Sequence[int], *, clustering: bool) -> dict[str, float]:
+    """Figures of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
+
+    `learners/mean/...` and `learners/std/...` are over the learners; `learners/self_cosine` is the mean cosine
+    between two learners' embeddings of one image (ABE section 6.2), given where there are several.
+
+    Args:
+        queries: the query images; they are their own gallery where `gallery` is None.
+        ks: the K of Recall@K.
+        clustering: NMI and F1 too, by k-means of the concatenated embedding.
+    """
+
+    def figures(part: Callable[[Tensor], Tensor], clustering: bool) -> dict[str, float]:
+        return evaluate(
+            part(queries.embeddings),
+            queries.labels,
+            gallery=None if gallery is None else part(gallery.embeddings),
+            gallery_labels=None if gallery is None else gallery.labels,
+            ks=ks,
+            clustering=clustering,
+        )
+
+    together = figures(lambda e: e.flatten(1), clustering)
+    result = {f"test/{name}": value for name, value in together.items()}
+    learners = queries.embeddings.shape[1]
+    # A learner's norm inside the concatenation is one, as the whole's is sqrt(L): L = 1 needs no second ranking.
+    apart = [figures(lambda e, i=i: e[:, i], False) for i in range(learners)] if learners > 1 else [together]  # type: ignore[misc]
+    ranked = [name for name in apart[0] if name.startswith(("recall", "precision", "r_precision", "map"))]
+    for name in ranked:
+        values = np.array([one[name] for one in apart])
+        result |= {f"learners/{i}/{name}": float(value) for i, value in enumerate(values)}
+        result |= {f"learners/mean/{name}": float(values.mean()), f"learners/std/{name}": float(values.std())}
+    if learners > 1:
+        result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
+    return result
+
+
+def self_cosines(embeddings: Tensor) -> Tensor:
+    """Cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
+    first, second = torch.triu_indices(embeddings.shape[1], embeddings.shape[1], offset=1)
+    return (embeddings[:, first] * embeddings[:, second]).sum(-1).flatten()

@@ -1,0 +1,180 @@
+"""Exact retrieval figures: who stands nearer, counted for every query against the whole gallery.
+
+Q queries, M gallery items, D width, b queries of a block, L items of the largest class in a block, R positives of
+a query, k scores kept.
+
+Items are ranked by Euclidean distance, as in all five papers; for unit-norm embeddings that is ranking by cosine.
+**Ties go against the query**: a negative exactly as near as a positive stands before it, and positives tied with
+each other follow one another. A collapsed embedding scores 0, and no figure depends on the order of storage.
+Identical embeddings always tie; different ones at the same distance do as far as float32 scores show it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from dml.errors import UserError
+from dml.evaluation.clustering import clustering_scores, kmeans
+from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
+from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What became of each query; all zero for one that has no positive in the gallery.
+
+    Attributes:
+        best_rank: `[Q]` int64, rank of the nearest positive, from 1. Recall@K is `best_rank <= K`, for any K.
+        r_precision: `[Q]` float64, share of positives among the R nearest items.
+        average_precision: `[Q]` float64, AP@R = 1/R * sum of i / r_i over positives of rank r_i <= R, the i-th
+            nearest positive having rank r_i (Musgrave et al. 2020, section 3.2).
+        positives: `[Q]` int64, R: items of the query's class in the gallery, without the query itself.
+    """
+
+    best_rank: np.ndarray
+    r_precision: np.ndarray
+    average_precision: np.ndarray
+    positives: np.ndarray
+
+
+def evaluate(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    gallery: ArrayLike | Tensor | None = None,
+    gallery_labels: ArrayLike | Tensor | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    block: int = TILE,
+    clustering: bool = True,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Averages over the queries that have a positive; all fractions, 0 to 1.
+
+    Args:
+        embeddings, labels, gallery, gallery_labels, block: see `rank`.
+        ks: the K of Recall@K, each 1 or more; a large one costs no more time than a small one.
+        clustering: k-means of the queries' embeddings as given, one cluster a class.
+        seed: of k-means.
+
+    Returns:
+        `recall@K` of each K, `precision@1`, `r_precision`, `map@r`, the counts `queries` (all of them) and
+        `queries_without_positive` (left out of the averages), and with `clustering` `nmi` and `f1`.
+
+    Raises:
+        UserError: as `rank` does; a K below 1; no query has a positive; clustering without faiss.
+    """
+    if any(k < 1 for k in ks):
+        raise UserError(f"ks={list(ks)} has to hold numbers of 1 or more.")
+    ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block)
+    found = ranking.positives > 0
+    if not found.any():
+        raise UserError(
+            f"None of the {len(found)} queries has another item of its class in the gallery; check the labels."
+        )
+    best = ranking.best_rank[found]
+    result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
+    result["precision@1"] = float((best == 1).mean())
+    result["r_precision"] = float(ranking.r_precision[found].mean())
+    result["map@r"] = float(ranking.average_precision[found].mean())
+    if clustering:
+        points = as_embeddings(embeddings, "embeddings")
+        classes = as_labels(labels, points, "labels").cpu().numpy()
+        assignment = kmeans(points.float().cpu().numpy(), len(np.unique(classes)), seed=seed)
+        result |= clustering_scores(assignment, classes)
+    return result | {"queries": float(len(found)), "queries_without_positive": float((~found).sum())}
+
+
+@full_precision()
+def rank(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    gallery: ArrayLike | Tensor | None = None,
+    gallery_labels: ArrayLike | Tensor | None = None,
+    block: int = TILE,
+) -> Ranking:
+    """Ranks the gallery for every query, on the device of `embeddings`.
+
+    Args:
+        embeddings: `[Q,D]` queries, of any number type; scores are float32 (see `Space`).
+        labels: `[Q]` whole numbers.
+        gallery: `[M,D]`. None: the queries are the gallery, each without itself (by index).
+        gallery_labels: `[M]`, given with `gallery`.
+        block: queries at a time, rounded up to whole tiles of 128. Memory is about 4 * block * M bytes beside the
+            embeddings; no figure depends on it.
+
+    Raises:
+        UserError: shapes that do not fit, labels that are no whole numbers, NaN or infinity among the embeddings,
+            one of `gallery` and `gallery_labels` without the other.
+    """
+    if (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels belong together: give both or neither.")
+    queries, items = as_pair(embeddings, gallery)
+    query_labels = as_labels(labels, queries, "labels")
+    item_labels = query_labels if gallery_labels is None else as_labels(gallery_labels, items, "gallery_labels")
+    # Sorted by label, the positives of a query are a run of columns.
+    item_labels, order = item_labels.sort(stable=True)
+    start = torch.searchsorted(item_labels, query_labels)
+    length = torch.searchsorted(item_labels, query_labels, right=True) - start
+    own = torch.full_like(start, -1)
+    if gallery is None:
+        own[order] = torch.arange(len(order), device=order.device)
+    positives = length - (own >= 0).long()
+    # Queries with about the same number of positives share a block, so that little of it is padding.
+    rows = positives.argsort(stable=True)
+    rows = rows[positives[rows] > 0]
+    best, r_precision, average_precision = (
+        positives.new_zeros(len(queries), dtype=kind) for kind in (torch.int64, torch.float64, torch.float64)
+    )
+    for at, strip in strips(Space.of(queries, items[order]), rows, block):
+        nearness = _take_positives(strip, start[at], length[at], own[at])
+        best[at], r_precision[at], average_precision[at] = _rank_block(strip, nearness, positives[at])
+    return Ranking(*(figure.cpu().numpy() for figure in (best, r_precision, average_precision, positives)))
+
+
+def _take_positives(strip: Tensor, start: Tensor, length: Tensor, own: Tensor) -> Tensor:
+    """Moves the scores of the queries' classes out of `strip [b,P]`, leaving -inf: `[b,L]`, own and padding -inf."""
+    place = torch.arange(int(length.max()), device=strip.device)
+    run = start[:, None] + torch.minimum(place, length[:, None] - 1)
+    nearness = strip.gather(1, run)
+    nearness.masked_fill_((place >= length[:, None]) | (run == own[:, None]), -math.inf)
+    strip.scatter_(1, run, -math.inf)
+    return nearness
+
+
+def _rank_block(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Best rank, R-Precision and AP@R of a block.
+
+    The i-th nearest positive has rank i + the number of negatives at least as near. Of those figures all but the
+    best rank ask only about ranks up to R, for which the R nearest negatives are enough: a positive behind all of
+    them has a rank above R. Where the best one is, its rank takes a pass over the whole gallery.
+
+    Args:
+        negatives: `[b,P]` scores, -inf where no negative is.
+        nearness: `[b,L]` scores of the positives, -inf where none is.
+        count: `[b]`, R.
+    """
+    deepest = int(count.max())
+    nearness = nearness.sort(1, descending=True).values[:, :deepest]
+    hardest = largest(negatives, min(deepest, negatives.shape[1]))
+    ahead = torch.searchsorted(-hardest, -nearness, right=True)
+    order = torch.arange(1, deepest + 1, device=ahead.device)
+    ranks = order + ahead
+    near = ranks <= count[:, None]
+    best = ranks[:, 0].clone()
+    far = (ahead[:, 0] == hardest.shape[1]).nonzero()[:, 0]
+    best[far] = 1 + _count_at_least(negatives[far], nearness[far, :1])
+    return best, near.sum(1) / count.double(), (near * order / ranks.double()).sum(1) / count
+
+
+def _count_at_least(scores: Tensor, threshold: Tensor) -> Tensor:
+    """Scores `[n,P]` at or above `[n,1]`, counted in place: float sums are several times as fast as boolean ones.
+
+    They are exact up to 2^24, 16.7 million gallery items.
+    """
+    return torch.ge(scores, threshold, out=scores).sum(1).long()

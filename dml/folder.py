@@ -1,0 +1,145 @@
+"""The folder of a run: what lies in it, and whether a configuration may go on in it."""
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from dml.errors import UserError
+from dml.files import replace_file
+
+# How and where a run is carried out, not what it computes: these may change when it is resumed.
+EXECUTION = (
+    "paths.",
+    "logger.",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "trainer.num_workers",
+    "trainer.log_every",
+    "trainer.checkpoint_every",
+)
+
+
+class RunFolder:
+    """`config.yaml overrides.yaml metrics.jsonl metrics.csv metrics.json checkpoints/ figures/ report.html run.log`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.last = path / "checkpoints" / "last.ckpt"
+        self.best = path / "checkpoints" / "best_on_test.ckpt"
+
+    def check(self, config: DictConfig) -> None:
+        """Writes nothing.
+
+        Raises:
+            UserError: the folder is of another run or cannot be written.
+        """
+        nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{nearest} is no folder that can be written: choose another with paths.output_dir=FOLDER.")
+        if not self.config_file.exists():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise UserError(
+                    f"{self.path} is not empty and holds no run (it has no config.yaml): name another folder with "
+                    "paths.output_dir=FOLDER."
+                )
+            return
+        saved = OmegaConf.load(self.config_file)
+        assert isinstance(saved, DictConfig)
+        before, now = _flat(saved, saved.runtime), _flat(config, saved.runtime)
+        different = [
+            f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+        if different:
+            raise UserError(
+                f"{self.path} holds a run of another configuration ({'; '.join(different[:5])}"
+                f"{' and more' if len(different) > 5 else ''}): repeat its options to resume it, or name another "
+                "folder with paths.output_dir=FOLDER."
+            )
+
+    def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        """Makes the folder and writes the configuration into it."""
+        for name in ("checkpoints", "figures"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+        replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+        replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
+
+    def checkpoint(self) -> Path | None:
+        """Where to go on from, if anywhere."""
+        return self.last if self.last.exists() else None
+
+    def finished(self) -> bool:
+        """Whether the last checkpoint is the last step's; the report is written before it.
+
+        Raises:
+            UserError: a checkpoint that is none.
+        """
+        if not self.last.exists():
+            return False
+        try:
+            checkpoint = torch.load(self.last, map_location="cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise UserError(f"{self.last} cannot be read: delete it to train from the start.") from error
+        return checkpoint["global_step"] >= checkpoint["config"]["trainer"]["max_steps"]
+
+    def metrics(self) -> dict[str, float]:
+        return json.loads((self.path / "metrics.json").read_text())
+
+    def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        replace_file(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log records go to `run.log` too."""
+        handler = logging.FileHandler(self.path / "run.log")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]
+        loggers[0].setLevel(logging.INFO)
+        logging.captureWarnings(True)
+        for logger in loggers:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeHandler(handler)
+            handler.close()
+
+    @contextmanager
+    def inherited(self) -> Iterator[None]:
+        """The ranks that Lightning starts compose anew: a time stamp of their own would be another folder."""
+        os.environ["DML_OUTPUT_DIR"] = str(self.path)
+        try:
+            yield
+        finally:
+            del os.environ["DML_OUTPUT_DIR"]
+
+
+def _flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
+    """Dotted names and values of all options; `runtime`, known once the data is, is taken from elsewhere."""
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, dict) and node:
+            for name, value in node.items():
+                yield from walk(value, f"{prefix}.{name}" if prefix else str(name))
+        else:
+            yield prefix, node
+
+    filled = config.copy()
+    OmegaConf.set_struct(filled, False)
+    filled.runtime = runtime
+    container = OmegaConf.to_container(filled, resolve=True)
+    assert isinstance(container, dict)
+    return {name: value for name, value in walk(container, "") if not name.startswith(("runtime.", *EXECUTION))}

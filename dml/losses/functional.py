@@ -1,0 +1,81 @@
+"""Formulas that pytorch-metric-learning lacks, as pure functions of tensors.
+
+N images of a batch, L learners, d width of one learner.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Squared Euclidean distances `[N,M]` of unit-norm rows `a [N,d]` and `b [M,d]`.
+
+    From the inner product, so that the gradient at distance zero is zero and not NaN (as a root's would be).
+    """
+    return (2 - 2 * a @ b.mT).clamp(min=0)
+
+
+def contrastive(embeddings: Tensor, labels: Tensor, margin: float = 1.0) -> Tensor:
+    """Contrastive loss on squared distances over all ordered pairs of the batch (ABE eq. 10).
+
+    `1/N sum_ij (1 - y_ij) [margin - D_ij^2]_+ + y_ij D_ij^2`; the pairs (i,i) contribute nothing.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+
+    Returns:
+        Scalar.
+    """
+    distances = squared_distances(embeddings, embeddings)
+    same = labels[:, None] == labels[None, :]
+    own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    pairs = torch.where(same, distances, F.relu(margin - distances))
+    return pairs.masked_fill(own, 0).sum() / len(embeddings)
+
+
+def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
+    """Divergence loss: pushes the learners' embeddings of one image apart (ABE eq. 9).
+
+    `1/N sum_i sum_{p,q} [margin - D(i_p, i_q)^2]_+` over ordered pairs of different learners. The paper sums
+    over the images without the 1/N of its eq. 10; divided by N here as there, so that lambda_div keeps its
+    meaning when the batch grows. The pairs p = q would only add a constant.
+
+    Args:
+        embeddings: `[N,L,d]`, unit norm per learner.
+
+    Returns:
+        Scalar; zero for L = 1.
+    """
+    distances = squared_distances(embeddings, embeddings)
+    own = torch.eye(embeddings.shape[1], dtype=torch.bool, device=embeddings.device)
+    return F.relu(margin - distances).masked_fill(own, 0).sum() / len(embeddings)
+
+
+def binomial_deviance(
+    embeddings: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 0.5, gamma: float = 25.0
+) -> Tensor:
+    """Binomial deviance of cosine similarities (Yi et al. 2014; DIABLO section 3.5, DeML section 4.1).
+
+    `mean_pos log(1 + exp(-alpha (s - beta))) + mean_neg log(1 + exp(alpha gamma (s - beta)))`: normalised by the
+    number of positive and of negative pairs; a kind of pair that the batch lacks contributes zero.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+        gamma: weight of negatives in the exponent (DIABLO: C = 25; DeML: 35).
+
+    Returns:
+        Scalar.
+    """
+    similarities = embeddings @ embeddings.mT
+    same = labels[:, None] == labels[None, :]
+    own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positive = F.softplus(-alpha * (similarities - beta))
+    negative = F.softplus(alpha * gamma * (similarities - beta))
+    return _masked_mean(positive, same & ~own) + _masked_mean(negative, ~same)
+
+
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,56 @@
+"""One call form for every loss: `loss(embeddings [N,d], labels [N]) -> scalar`."""
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
+from torch import Tensor, nn
+
+from dml.errors import UserError
+
+
+class Loss(nn.Module):
+    """A loss of one learner with its miner, computed in float32 whatever the trainer's precision.
+
+    Args:
+        loss: from pytorch-metric-learning, or any module of the same call form.
+        miner: from pytorch-metric-learning; chooses the pairs or triplets that the loss sees. It draws from
+            torch's global generator, which is seeded by the step.
+        lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
+    """
+
+    def __init__(self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: float = 1.0) -> None:
+        super().__init__()
+        self.loss = loss
+        self.miner = miner
+        self.lr_factor = lr_factor
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> scalar.
+
+        Raises:
+            UserError: a cross-batch memory smaller than the batch.
+        """
+        if embeddings.dtype in (torch.float16, torch.bfloat16):
+            embeddings = embeddings.float()
+        if isinstance(self.loss, CrossBatchMemory) and self.loss.memory_size < len(embeddings):
+            raise UserError(
+                f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {len(embeddings)}: "
+                "set loss.loss.memory_size to several batches."
+            )
+        with torch.autocast(embeddings.device.type, enabled=False):
+            if self.miner is None:
+                return self.loss(embeddings, labels)
+            return self.loss(embeddings, labels, self.miner(embeddings, labels))
+
+    # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
+    # overwrite the wrong entries without it.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        if not isinstance(self.loss, CrossBatchMemory):
+            return {}
+        return {"queue_idx": self.loss.queue_idx, "has_been_filled": self.loss.has_been_filled}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self.loss, name, value)

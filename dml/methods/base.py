@@ -1,0 +1,105 @@
+"""What all methods share: the `[B,L,d]` contract, the global-batch objective, optimizer groups.
+
+B images of the (local) batch, L learners, d width of one learner, D = L*d.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dml.distributed import gather
+from dml.errors import UserError
+from dml.losses import Loss
+
+
+class NonFiniteLoss(UserError):
+    """A term of the objective became NaN or infinite."""
+
+
+class Method(LightningModule):
+    """Base of one method: subclasses say what the learners are and what they minimise.
+
+    Args:
+        normalize: images in [0,1] -> what the backbone expects.
+        losses: one a learner (each with its own proxies, beta or memory).
+        optimizer: `parameter groups -> optimizer`, for example a partial of `torch.optim.Adam`.
+        lr: learning rate of the backbone.
+        head_lr_factor: what starts from random values (`fresh`) learns at `lr` times this; losses have factors of
+            their own.
+    """
+
+    def __init__(
+        self,
+        normalize: nn.Module,
+        losses: Sequence[Loss],
+        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        lr: float,
+        head_lr_factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.losses = nn.ModuleList(losses)
+        self.make_optimizer = optimizer
+        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
+        self.lr, self.head_lr_factor = lr, head_lr_factor
+
+    # What a subclass writes.
+
+    def learners(self, images: Tensor) -> Tensor:
+        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`."""
+        raise NotImplementedError(f"{type(self).__name__} has to define learners()")
+
+    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The terms whose sum is minimised, on the global batch: `[B,L,d]`, `[B]` -> named scalars."""
+        terms = [loss(embeddings[:, i], labels) for i, loss in enumerate(self.losses)]
+        return {"metric": torch.stack(terms).sum()}
+
+    def fresh(self) -> Iterable[nn.Module]:
+        """Modules that start from random values, trained with `lr * head_lr_factor`."""
+        return ()
+
+    # What all share.
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm.
+
+        The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
+        the mean of the learners' squared distances (ABE eq. 3).
+        """
+        images = images.contiguous(memory_format=torch.channels_last)
+        return F.normalize(self.learners(self.normalize(images)), dim=-1)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        embeddings, labels = gather(self.embed(batch["image"]), batch["label"])
+        terms = self.objective(embeddings, labels)
+        for name, value in terms.items():
+            if not torch.isfinite(value):
+                raise NonFiniteLoss(
+                    f"The loss term '{name}' became {value.item()} at step {self.global_step + 1}: lower "
+                    "method.lr or set trainer.gradient_clip_val."
+                )
+        total = torch.stack(list(terms.values())).sum()
+        self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
+        self.log("loss", total.detach(), prog_bar=True, logger=False)
+        return total
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
+        fresh = {id(p): p for module in self.fresh() for p in module.parameters()}
+        of_losses = {id(p) for p in self.losses.parameters()}
+        backbone = [p for p in self.parameters() if id(p) not in fresh and id(p) not in of_losses]
+        groups: list[dict[str, Any]] = [
+            {"params": backbone, "lr": self.lr},
+            {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},
+        ]
+        for loss in self.losses:
+            assert isinstance(loss, Loss)
+            # Proxies and beta are no weights: decay would pull them to zero.
+            groups.append({"params": list(loss.parameters()), "lr": self.lr * loss.lr_factor, "weight_decay": 0.0})
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p.requires_grad]
+        return self.make_optimizer([group for group in groups if group["params"]])

@@ -1,0 +1,31 @@
+"""One backbone, one head, one loss: what every method is compared with."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from dml.methods.base import Method
+from dml.models.backbones.stages import Backbone
+from dml.models.heads import Head
+
+
+class Baseline(Method):
+    """The plain embedding, L = 1 (ABE's "1-head", DeML's U_d, DCES with K = 1).
+
+    Args:
+        backbone: images -> features.
+        head: features -> the embedding of width d.
+        options: see `Method`.
+    """
+
+    def __init__(self, backbone: Backbone, head: Head, **options: Any) -> None:
+        super().__init__(normalize=backbone.normalize, **options)
+        self.backbone = backbone
+        self.head = head
+
+    def learners(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(images))[:, None]
+
+    def fresh(self) -> Iterable[nn.Module]:
+        return (self.head,)

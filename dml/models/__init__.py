@@ -1,0 +1,1 @@
+"""Networks: backbones in named stages, poolings, heads and attention."""

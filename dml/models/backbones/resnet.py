@@ -1,0 +1,51 @@
+"""torchvision's ResNet-18 and ResNet-50 (He et al. 2016, CVPR), one stage a residual block."""
+
+import torchvision
+from torch import nn
+from torchvision.models import ResNet, ResNet18_Weights, ResNet50_Weights
+
+from dml.models.backbones.normalize import imagenet
+from dml.models.backbones.stages import Backbone, published_names
+from dml.models.weights import Published, load_weights
+
+
+def resnet18(*, weights: str = "imagenet", weights_dir: str | None = None, freeze_bn: str = "none") -> Backbone:
+    """ResNet-18: 512 x 7 x 7 for 224 x 224 images; stages conv1, pool1, layer1_0, layer1_1, ..., layer4_1.
+
+    Args:
+        weights: see `load_weights`; published keys are torchvision's.
+        freeze_bn: see `Backbone`.
+    """
+    net = torchvision.models.resnet18(weights=None)
+    return _backbone(net, ResNet18_Weights.IMAGENET1K_V1.url, weights, weights_dir, freeze_bn)
+
+
+def resnet50(*, weights: str = "imagenet", weights_dir: str | None = None, freeze_bn: str = "none") -> Backbone:
+    """ResNet-50: 2048 x 7 x 7 for 224 x 224 images; stages conv1, pool1, layer1_0, ..., layer4_2.
+
+    `imagenet` is torchvision's first set (76.1 % top-1), the one that the literature on retrieval starts from.
+
+    Args:
+        weights: see `load_weights`; published keys are torchvision's.
+        freeze_bn: see `Backbone`.
+    """
+    net = torchvision.models.resnet50(weights=None)
+    return _backbone(net, ResNet50_Weights.IMAGENET1K_V1.url, weights, weights_dir, freeze_bn)
+
+
+def _backbone(net: ResNet, url: str, weights: str, weights_dir: str | None, freeze_bn: str) -> Backbone:
+    stages: dict[str, nn.Module] = {"conv1": nn.Sequential(net.conv1, net.bn1, net.relu), "pool1": net.maxpool}
+    for layer in ("layer1", "layer2", "layer3", "layer4"):
+        stages |= {f"{layer}_{i}": block for i, block in net.get_submodule(layer).named_children()}
+    backbone = Backbone(
+        stages,
+        normalize=imagenet(),
+        # At strides 8 and 16: the attention module is a copy of layer3, as a part of the depth of GoogLeNet's 4a-4e.
+        branch=f"layer2_{len(net.layer2) - 1}",
+        attention_end=f"layer3_{len(net.layer3) - 1}",
+        freeze_bn=freeze_bn,
+    )
+    published = Published((url.rpartition("/")[2],), url)
+    names = published_names(net, backbone)
+    load_weights(backbone, weights, published=published, weights_dir=weights_dir, names=names)
+    return backbone

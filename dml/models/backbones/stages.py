@@ -1,0 +1,204 @@
+"""A convolutional network as a run of named stages that can be split and copied at any name.
+
+Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', h', w'].
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dml.errors import UserError
+
+PROBE = 64  # pixels; a multiple of every stride in use, so that size / output size is the stride
+SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
+
+
+class Stages(nn.Module):
+    """A run of named stages.
+
+    Attributes:
+        stages: the stages in forward order; names carry no dots.
+        in_channels: channels that the first stage takes.
+        in_stride: image pixels per cell of the first stage's input.
+        out_channels: channels after each stage.
+        stride: image pixels per cell after each stage (cumulative, counted from the image also after a split).
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[str, nn.Module],
+        *,
+        in_channels: int,
+        in_stride: int,
+        out_channels: Mapping[str, int],
+        stride: Mapping[str, int],
+        frozen_statistics: bool = False,
+    ) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict(stages)
+        self.in_channels = in_channels
+        self.in_stride = in_stride
+        self.out_channels = {name: out_channels[name] for name in stages}
+        self.stride = {name: stride[name] for name in stages}
+        self.frozen_statistics = frozen_statistics
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, h, w] -> [B, C', h', w']."""
+        for stage in self.stages.values():
+            x = stage(x)
+        return x
+
+    def train(self, mode: bool = True) -> "Stages":
+        """As `nn.Module.train`, but frozen batch-norm statistics stay in eval mode."""
+        super().train(mode)
+        if self.frozen_statistics:
+            for norm in _batch_norms(self):
+                norm.eval()
+        return self
+
+    def split(self, at: str) -> tuple["Stages", "Stages"]:
+        """The stages up to and including `at`, and the rest. Both share this module's parameters.
+
+        Raises:
+            UserError: `at` is no stage, or the last one.
+        """
+        names = list(self.stages)
+        if at not in names[:-1]:
+            raise UserError(f"cannot split after stage '{at}': choose one of {', '.join(names[:-1])}.")
+        cut = names.index(at) + 1
+        return self._part(names[:cut]), self._part(names[cut:])
+
+    def copy_of(self, first: str, last: str, *, keep_resolution: bool = False) -> "Stages":
+        """An independent copy, weights included, of the stages from `first` to `last`.
+
+        Args:
+            keep_resolution: take every stride out of the copy, so that h' = h and w' = w: strided convolutions get
+                stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3).
+
+        Raises:
+            UserError: not two stages in forward order, or a stride that cannot be taken out (a layer that shrinks
+                its input by other means than a padded convolution or a pooling).
+        """
+        names = list(self.stages)
+        if first not in names or last not in names or names.index(first) > names.index(last):
+            raise UserError(f"cannot copy stages '{first}' to '{last}': the stages are, in order, {', '.join(names)}.")
+        part = copy.deepcopy(self._part(names[names.index(first) : names.index(last) + 1]))
+        if keep_resolution:
+            _take_strides_out(part)
+            _, stride = measure(dict(part.stages.items()), part.in_channels, SMALL_PROBE)
+            if set(stride.values()) != {1}:
+                raise UserError(
+                    f"stages '{first}' to '{last}' cannot keep the resolution of their input: choose a later branch "
+                    "or an earlier end for the attention, or another backbone."
+                )
+            part.stride = dict.fromkeys(part.stages, part.in_stride)
+        return part
+
+    def _part(self, names: list[str]) -> "Stages":
+        before = list(self.stages)[: list(self.stages).index(names[0])]
+        part = Stages(
+            {name: self.stages[name] for name in names},
+            in_channels=self.out_channels[before[-1]] if before else self.in_channels,
+            in_stride=self.stride[before[-1]] if before else self.in_stride,
+            out_channels=self.out_channels,
+            stride=self.stride,
+            frozen_statistics=self.frozen_statistics,
+        )
+        part.training = self.training
+        return part
+
+
+class Backbone(Stages):
+    """The stages of a whole network, from normalised images [B, 3, H, W] to features [B, dim, h, w].
+
+    Args:
+        stages: the network, cut; channels and strides are measured.
+        normalize: RGB images in [0, 1] -> what the weights expect. The method calls it, `forward` does not.
+        branch: the stage after which attention methods branch by default.
+        attention_end: the last stage of the run that an attention module copies by default.
+        freeze_bn: `none`; `statistics`: batch norm always uses its running statistics and never updates them;
+            `affine`: besides, its weight and bias get no gradient.
+
+    Raises:
+        UserError: an unknown `freeze_bn`, or a `branch` or `attention_end` that is no stage.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[str, nn.Module],
+        *,
+        normalize: nn.Module,
+        branch: str,
+        attention_end: str,
+        freeze_bn: str = "none",
+    ) -> None:
+        if freeze_bn not in ("none", "statistics", "affine"):
+            raise UserError(f"backbone.freeze_bn={freeze_bn} is unknown: choose none, statistics or affine.")
+        for name in (branch, attention_end):
+            if name not in stages:
+                raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
+        out_channels, stride = measure(stages, 3, PROBE)
+        super().__init__(
+            stages,
+            in_channels=3,
+            in_stride=1,
+            out_channels=out_channels,
+            stride=stride,
+            frozen_statistics=freeze_bn != "none",
+        )
+        self.normalize = normalize
+        self.branch = branch
+        self.attention_end = attention_end
+        if freeze_bn == "affine":
+            for norm in _batch_norms(self):
+                norm.requires_grad_(False)
+        self.train()
+
+    @property
+    def dim(self) -> int:
+        """Channels of the last stage."""
+        return list(self.out_channels.values())[-1]
+
+
+def published_names(net: nn.Module, backbone: Backbone) -> dict[str, str]:
+    """Keys of `net` -> keys of `backbone`, for the tensors that the backbone took from it."""
+    ours = {id(tensor): key for key, tensor in backbone.state_dict(keep_vars=True).items()}
+    return {key: ours[id(t)] for key, t in net.state_dict(keep_vars=True).items() if id(t) in ours}
+
+
+def _batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:
+    return (m for m in module.modules() if isinstance(m, _BatchNorm))
+
+
+@torch.no_grad()
+def measure(stages: Mapping[str, nn.Module], in_channels: int, size: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Channels, and input cells per output cell, after each stage, read off a blank [1, in_channels, size, size].
+
+    A stride is 0 where the output is no whole fraction of the input.
+    """
+    run = nn.ModuleList(stages.values())
+    training = [(module, module.training) for module in run.modules()]
+    run.eval()  # running statistics stay as they are
+    parameter = next(run.parameters(), torch.empty(0))
+    x = torch.zeros(1, in_channels, size, size, dtype=parameter.dtype, device=parameter.device)
+    channels, stride = {}, {}
+    for name, stage in stages.items():
+        x = stage(x)
+        channels[name] = x.shape[1]
+        stride[name] = size // x.shape[2] if size % x.shape[2] == 0 else 0
+    for module, mode in training:
+        module.training = mode
+    return channels, stride
+
+
+def _take_strides_out(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, (nn.MaxPool2d, nn.AvgPool2d)) and child.stride not in (1, (1, 1)):
+            setattr(module, name, nn.Identity())
+        elif isinstance(child, nn.Conv2d):
+            child.stride = (1, 1)
+        else:
+            _take_strides_out(child)

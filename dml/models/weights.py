@@ -1,0 +1,165 @@
+"""Weights from a file, a URL or a published source into a module: checked, and never by running pickled code."""
+
+import hashlib
+import http.client
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlparse
+
+import torch
+from torch import Tensor, nn
+
+from dml.errors import UserError
+
+# Classifiers and auxiliary classifiers of published files (torchvision, Cadene, Caffe): no part of a backbone.
+NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
+SHOWN = 3  # offending keys in a message
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where ImageNet weights come from: file names looked for in `weights_dir`, and the URL of the first of them.
+
+    Without a `url` no hash-checked public source exists, and the file has to be put into `weights_dir` by hand.
+    """
+
+    files: tuple[str, ...]
+    url: str | None = None
+
+
+def load_weights(
+    module: nn.Module,
+    weights: str,
+    *,
+    published: Published | None,
+    weights_dir: str | None,
+    names: Mapping[str, str] | None = None,
+    ignore: tuple[str, ...] = NOT_BACKBONE,
+) -> None:
+    """Load `weights` into `module`, every parameter and buffer of it.
+
+    Args:
+        weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
+            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the part below
+            `backbone.` is then taken. It uses the published names or the module's own (`stages.`...).
+        published: the source of `imagenet`; None where there is none.
+        weights_dir: folder of weight files; None: torch.hub's own.
+        names: published key -> key of `module`, where they differ.
+        ignore: beginnings of keys of the file to leave out.
+
+    Raises:
+        UserError: file missing, damaged, not a checkpoint or of another network; no source; download impossible.
+    """
+    path = find_weights(weights, published=published, weights_dir=weights_dir)
+    if path is not None:
+        _fit(module, _read(path), path, names or {}, ignore)
+
+
+def find_weights(weights: str, *, published: Published | None, weights_dir: str | None) -> Path | None:
+    """The local file that `weights` stands for, downloaded if need be; None for `none`. Errors as `load_weights`."""
+    folder = Path(weights_dir).expanduser() if weights_dir else Path(torch.hub.get_dir()) / "checkpoints"
+    if weights == "none":
+        return None
+    if weights == "imagenet":
+        return _imagenet(published, folder)
+    if "://" in weights:
+        return _download(weights, folder)
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise UserError(f"backbone.weights={weights} is no file: give imagenet, none, a path or a URL.")
+    return path
+
+
+def _imagenet(published: Published | None, folder: Path) -> Path:
+    if published is None:
+        raise UserError("this backbone has no ImageNet weights: set backbone.weights=none or to the path of a file.")
+    for name in published.files:
+        if (folder / name).is_file():
+            return _checked(folder / name)
+    if published.url is None:
+        raise UserError(
+            f"no public source of this backbone's ImageNet weights can be checked by its hash: put "
+            f"{published.files[0]} into {folder}, or set backbone.weights to the path of a file or to none."
+        )
+    return _download(published.url, folder)
+
+
+def _download(url: str, folder: Path) -> Path:
+    path = folder / Path(urlparse(url).path).name
+    if path.is_file():
+        return _checked(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), _hash_prefix(path))
+    except RuntimeError as error:  # torch.hub's word for a wrong hash
+        raise UserError(f"{url} does not match the hash in its name ({error}): try again, or another source.") from None
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the connection
+        raise UserError(
+            f"cannot download {url} ({error}): put the file at {path} by hand, or set backbone.weights=none."
+        ) from None
+    return path
+
+
+def _hash_prefix(path: Path) -> str | None:
+    """The beginning of the file's SHA-256 in its name, as in googlenet-1378be20.pth (torch.hub's convention)."""
+    found = re.search(r"-([a-f0-9]{8,})\.", path.name)
+    return found.group(1) if found else None
+
+
+def _checked(path: Path) -> Path:
+    prefix = _hash_prefix(path)
+    if prefix is not None:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if not digest.startswith(prefix):
+            raise UserError(f"{path} is damaged (its SHA-256 begins with {digest[:8]}): delete it and fetch it again.")
+    return path
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError):
+        raise UserError(
+            f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."
+        ) from None
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state dict (names to tensors): give a file that does.")
+    ours = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+    return ours or state
+
+
+def _fit(
+    module: nn.Module, state: dict[str, Tensor], path: Path, names: Mapping[str, str], ignore: tuple[str, ...]
+) -> None:
+    expected = module.state_dict()
+    if any(key in expected for key in state):
+        names = {}  # the module's own names
+    published = {ours: theirs for theirs, ours in names.items()}
+    given = {names.get(key, key): value for key, value in state.items() if not key.startswith(ignore)}
+    # Files from before batch norm counted its batches lack the counter; nothing here reads it.
+    missing = [key for key in expected.keys() - given.keys() if not key.endswith("num_batches_tracked")]
+    unexpected = given.keys() - expected.keys()
+    given = {key: _old_shape(value, expected[key]) for key, value in given.items() if key in expected}
+    shapes = [key for key, value in given.items() if value.shape != expected[key].shape]
+    for problem, keys in (("lacks", missing), ("has unknown", unexpected), ("has other shapes for", shapes)):
+        if keys:
+            first = ", ".join(sorted(published.get(key, key) for key in keys)[:SHOWN])
+            raise UserError(
+                f"{path} is not of this backbone: it {problem} {len(keys)} keys ({first}, ...): "
+                "choose the backbone that the file was made for, or another file."
+            )
+    module.load_state_dict(given, strict=False)
+
+
+def _old_shape(value: Tensor, expected: Tensor) -> Tensor:
+    """Files ported from Caffe (bn_inception-52deb4733.pth) keep batch norm's vectors as [1, C]."""
+    return value.squeeze(0) if value.shape == (1, *expected.shape) else value

@@ -1,0 +1,147 @@
+"""The pictures of a report, one function a picture; each returns a matplotlib figure or an image."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch import Tensor
+
+from dml.evaluation.evaluator import Table, self_cosines
+from dml.evaluation.neighbours import nearest
+
+# Okabe & Ito's palette, told apart by colour-blind readers too.
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+RIGHT, WRONG = GREEN, RED
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Without pyplot, so that nothing global is left behind and no display is asked for."""
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """Loss terms over steps beside Recall@1 over steps, from the records of `metrics.jsonl`."""
+    figure = _figure(9, 3.2)
+    loss, recall = figure.subplots(1, 2)
+    for name in dict.fromkeys(key for record in records for key in record if key.startswith("train/")):
+        points = [(record["step"], record[name]) for record in records if name in record]
+        loss.plot(*zip(*points, strict=True), label=name.removeprefix("train/"), linewidth=1)
+    for name, label in (("test/recall@1", "together"), ("learners/mean/recall@1", "mean learner")):
+        points = [(record["step"], record[name]) for record in records if name in record]
+        recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
+    loss.set(xlabel="step", ylabel="training loss")
+    recall.set(xlabel="step", ylabel="Recall@1 on test classes")
+    for axes in (loss, recall):
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
+    """Recall@1 of each learner beside their concatenation."""
+    figure = _figure(max(3.5, 0.6 * learners + 2), 3.2)
+    axes = figure.subplots()
+    axes.bar(range(learners), [metrics[f"learners/{i}/recall@1"] for i in range(learners)], color=BLUE)
+    axes.axhline(metrics["test/recall@1"], color=RED, linestyle="--", label="together")
+    axes.axhline(metrics["untrained/recall@1"], color=GREY, linestyle=":", label="untrained, together")
+    axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners), ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def similarity_histograms(table: Table, pairs: int = 50_000, seed: int = 0) -> Figure:
+    """Cosines of positive, negative and self pairs (ABE Fig. 5), the first two within each learner.
+
+    A self pair is one image embedded by two learners. `pairs` of each kind are drawn.
+    """
+    figure = _figure(6, 3.2)
+    axes = figure.subplots()
+    first, second = _random_pairs(table.labels, pairs, seed)
+    cosines = (table.embeddings[first] * table.embeddings[second]).sum(-1).flatten()  # [P*L]
+    same = (table.labels[first] == table.labels[second]).repeat_interleave(table.embeddings.shape[1])
+    kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}
+    if table.embeddings.shape[1] > 1:
+        kinds["self pairs"] = (self_cosines(table.embeddings), GREEN)
+    bins = np.linspace(-1, 1, 101).tolist()
+    for name, (values, colour) in kinds.items():
+        label = f"{name}, mean {values.mean():.3f}"
+        axes.hist(values.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
+    axes.set(xlabel="cosine similarity", ylabel="density", xlim=(-1, 1))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _random_pairs(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of `count` random pairs of images, half of them of one class, none of an image with itself."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.argsort(labels, stable=True)
+    _, sizes = torch.unique_consecutive(labels[order], return_counts=True)
+    starts = sizes.cumsum(0) - sizes
+    anchor = torch.randint(len(labels), (count,), generator=generator)  # places in the order by class
+    group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)[anchor]
+    within = (anchor - starts[group] + 1 + _below((sizes[group] - 1).clamp(min=1), generator)) % sizes[group]
+    positive = order[anchor], order[starts[group] + within]
+    negative = tuple(torch.randint(len(labels), (count,), generator=generator) for _ in range(2))
+    first, second = torch.cat([positive[0], negative[0]]), torch.cat([positive[1], negative[1]])
+    return first[first != second], second[first != second]
+
+
+def _below(limits: Tensor, generator: torch.Generator) -> Tensor:
+    return (torch.rand(len(limits), generator=generator) * limits).long()
+
+
+def retrieval_gallery(
+    queries: Table, gallery: Table | None, open_image: Any, count: int = 10, k: int = 8, side: int = 88
+) -> Image.Image:
+    """Random queries and their nearest neighbours, right ones framed green and ticked, wrong ones red and crossed.
+
+    Half of the rows are queries whose nearest neighbour is wrong, if there are that many.
+    """
+    k = min(k, len((gallery or queries).labels) - (gallery is None))
+    where = None if gallery is None else gallery.embeddings.flatten(1)
+    chosen_from = gallery or queries
+    neighbours = torch.as_tensor(nearest(queries.embeddings.flatten(1), where, k=k)[1])
+    right = chosen_from.labels[neighbours] == queries.labels[:, None]  # [Q,k]
+    rows = _half_wrong(right[:, 0], count)
+    font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)
+    step, gap = side + 8, 24
+    sheet = Image.new("RGB", (step * (k + 1) + gap, step * len(rows) + 20), "white")
+    draw = ImageDraw.Draw(sheet)
+    draw.text((4, 2), "query", fill="black", font=font)
+    draw.text((step + gap, 2), "nearest neighbours, nearest first", fill="black", font=font)
+    for y, query in enumerate(rows):
+        sheet.paste(_thumbnail(open_image(int(queries.rows[query])), side, GREY), (0, 20 + y * step))
+        for x, neighbour in enumerate(neighbours[query]):
+            good = bool(right[query, x])
+            picture = _thumbnail(open_image(int(chosen_from.rows[neighbour])), side, RIGHT if good else WRONG)
+            _mark(picture, good)
+            sheet.paste(picture, (gap + (x + 1) * step, 20 + y * step))
+    return sheet
+
+
+def _half_wrong(first_right: Tensor, count: int, seed: int = 0) -> list[int]:
+    order = torch.randperm(len(first_right), generator=torch.Generator().manual_seed(seed))
+    wrong, right = order[~first_right[order]].tolist(), order[first_right[order]].tolist()
+    half = wrong[: count // 2]
+    return right[: count - len(half)] + half
+
+
+def _thumbnail(image: Image.Image, side: int, colour: str) -> Image.Image:
+    inner = ImageOps.pad(image.convert("RGB"), (side - 6, side - 6), color="white")
+    return ImageOps.expand(inner, border=3, fill=colour)
+
+
+def _mark(picture: Image.Image, good: bool) -> None:
+    """A tick or a cross in the corner: the frame's colour is not all that tells."""
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle((3, 3, 17, 17), fill=RIGHT if good else WRONG)
+    lines = [(6, 10, 9, 14), (9, 14, 15, 6)] if good else [(6, 6, 14, 14), (6, 14, 14, 6)]
+    for line in lines:
+        draw.line(line, fill="white", width=2)

@@ -1,0 +1,75 @@
+"""`report.html`: one self-contained file that a person enjoys opening."""
+
+import base64
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from omegaconf import OmegaConf
+
+import dml
+from dml.build import Parts
+from dml.evaluation.evaluator import Table
+from dml.files import replace_file
+from dml.loggers import read_metrics
+from dml.reporting import figures
+from dml.reporting.table import rows, title
+
+
+def write_report(
+    folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float], table: Table, parts: Parts
+) -> dict[str, Path]:
+    """Draws the figures into `figures/` and writes `report.html` around them.
+
+    Args:
+        folder: of the run; its `metrics.jsonl` gives the curves.
+        config: resolved, plain containers.
+        metrics: what `metrics.json` will hold.
+        table: test embeddings of the last checkpoint.
+        parts: data and split of the run.
+
+    Returns:
+        The pictures by name.
+    """
+    learners = table.embeddings.shape[1]
+    queries = table.take(parts.split.query)
+    gallery = None if parts.split.gallery is None else table.take(parts.split.gallery)
+    drawn = {
+        "curves": figures.curves(read_metrics(folder / "metrics.jsonl")),
+        "similarities": figures.similarity_histograms(table),
+    }
+    if learners > 1:
+        drawn["learners"] = figures.learner_bars(metrics, learners)
+    pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, "gallery")}
+    for name, figure in drawn.items():
+        figure.savefig(pictures[name])
+    figures.retrieval_gallery(queries, gallery, parts.records.open_image).save(pictures["gallery"])
+    replace_file(folder / "report.html", _html(parts.records.name, config, metrics, learners, pictures))
+    return pictures
+
+
+def _html(
+    dataset: str, config: Mapping[str, Any], metrics: Mapping[str, float], learners: int, pictures: Mapping[str, Path]
+) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dml.reporting", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    columns, together = rows(metrics)
+    return environment.get_template("report.html.jinja").render(
+        method=config["method"]["_target_"].rsplit(".", 1)[1],
+        dataset=dataset,
+        metrics=metrics,
+        columns=[title(column) for column in columns],
+        together=together,
+        apart=[[metrics.get(f"learners/{i}/{column}") for column in columns] for i in range(learners)],
+        config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
+        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
+        versions=f"dml {dml.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+    )

@@ -1,0 +1,46 @@
+"""The table at the end of a run."""
+
+from collections.abc import Mapping
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+ROWS = {
+    "last": "test",
+    "mean learner": "learners/mean",
+    "best on test *": "best_on_test",
+    "untrained": "untrained",
+}
+NAMES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R", "nmi": "NMI", "f1": "F1"}
+
+
+def rows(metrics: Mapping[str, float]) -> tuple[list[str], dict[str, list[float | None]]]:
+    """Columns (metric names of `metrics.json` without their prefix) and, for each row's title, its figures."""
+    columns = [name.removeprefix("test/") for name in metrics if name.startswith("test/") and "queries" not in name]
+    columns.remove("precision@1")  # Recall@1 by another name; metrics.json has both
+    figures = {title: [metrics.get(f"{prefix}/{name}") for name in columns] for title, prefix in ROWS.items()}
+    return columns, figures
+
+
+def title(column: str) -> str:
+    """How people write the metric `column`."""
+    return NAMES.get(column, column.replace("recall", "Recall"))
+
+
+def print_table(metrics: Mapping[str, float]) -> None:
+    """Prints the figures of a run as fractions."""
+    columns, figures = rows(metrics)
+    table = Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        title=f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes",
+        caption="R@K: Recall@K. * chosen by its Recall@1 on the test set: an optimistic figure",
+    )
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(title(column).replace("Recall", "R"), justify="right", no_wrap=True)
+    for name, values in figures.items():
+        table.add_row(name, *("" if value is None else f"{value:.4f}" for value in values))
+    Console().print(table)

@@ -1,0 +1,224 @@
+"""One run, from its folder to its report: fit, evaluate, resume."""
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Callback, TQDMProgressBar
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from dml.build import Parts, build, complexity, make
+from dml.errors import UserError
+from dml.evaluation.evaluator import Table, embed
+from dml.files import WholeCheckpoints
+from dml.folder import RunFolder
+from dml.loggers import FolderLogger, log_pictures
+from dml.methods.base import Method, NonFiniteLoss
+from dml.reporting.report import write_report
+from dml.reporting.table import print_table
+
+log = logging.getLogger("dml")
+
+
+def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
+    """Trains, evaluates and reports; goes on where a killed run of the same configuration stopped.
+
+    Args:
+        config: composed.
+        overrides: of the command line, kept in the folder.
+
+    Returns:
+        The content of `metrics.json`, on rank 0; nothing on the others.
+
+    Raises:
+        UserError: a mistake in the configuration or the data, found before anything is written; or a loss that
+            became NaN or infinite.
+    """
+    folder = RunFolder(Path(config.paths.output_dir))
+    folder.check(config)
+    if folder.finished():
+        print(f"{folder.path} holds this run already, finished: nothing was trained.")
+        return _close(folder)
+    parts = build(config)
+    trainer = _trainer(config, Course(config, folder, parts))
+    folder.open(config, overrides)
+    with folder.logged():
+        try:
+            _fit(config, folder, parts, trainer)
+        except BaseException as error:
+            log.error("%s: %s", type(error).__name__, error)
+            raise
+    return _close(folder) if trainer.is_global_zero else {}
+
+
+def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
+    """Raises UserError where Lightning refuses an option."""
+    if config.trainer.max_steps < 1:
+        raise UserError(f"trainer.max_steps={config.trainer.max_steps} has to be 1 or more.")
+    ours = ("log_every", "checkpoint_every", "num_workers")
+    options = {name: value for name, value in config.trainer.items() if name not in ours}
+    try:
+        return pl.Trainer(
+            **options,
+            logger=False,
+            callbacks=[course, TQDMProgressBar(refresh_rate=10)],
+            plugins=[WholeCheckpoints()],
+            max_epochs=-1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        )
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+        sentence = " ".join(str(error).split())
+        raise UserError(f"Lightning refuses the options under 'trainer': {sentence}") from error
+
+
+def _fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
+    trainer.loggers = [FolderLogger(folder.path), *(make(one) for one in config.logger.values())]
+    for logger in trainer.loggers:
+        logger.log_hyperparams(plain(config))
+    try:
+        with folder.inherited():
+            trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
+    finally:
+        _finish_loggers()
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The configuration with its references filled in, as plain containers."""
+    container = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
+
+
+def _finish_loggers() -> None:
+    """Without finish() the next run of this process would go on in this one's W&B run."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+
+
+def _close(folder: RunFolder) -> dict[str, float]:
+    metrics = folder.metrics()
+    print_table(metrics)
+    print(f"Report: {folder.path / 'report.html'}")
+    return metrics
+
+
+class Course(Callback):
+    """What happens at which step: seeds, evaluations, figures, checkpoints and the report at the end.
+
+    A step's evaluation comes before its checkpoint, and the last step's report before the last checkpoint, so that
+    a run killed anywhere repeats what it has not written.
+    """
+
+    def __init__(self, config: DictConfig, folder: RunFolder, parts: Parts) -> None:
+        self.config = config
+        self.container = plain(config)
+        self.folder, self.parts = folder, parts
+        self.last_step: int = config.trainer.max_steps
+        self.every = parts.protocol.interval(parts.data.sampler.steps_per_epoch)
+        self.state: dict[str, Any] = {"untrained": {}, "best": {}, "best_step": 0, "seconds": 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = dict(state_dict)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = self.container
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, FolderLogger):
+                logger.forget_after(trainer.global_step)
+        if trainer.global_step == 0:
+            self.state["untrained"] = self._evaluate(trainer)[0]
+        else:
+            log.info("resumed at step %d", trainer.global_step)
+        self.started = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        # Miners and dropout draw from the global generators: a step's draws depend on the seed and the step alone,
+        # so that a resumed run needs no generator state.
+        seed = np.random.SeedSequence([self.config.seed, trainer.global_step]).generate_state(1)[0]
+        pl.seed_everything(int(seed), verbose=False)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, last = trainer.global_step, trainer.global_step == self.last_step
+        self.state["seconds"] += time.perf_counter() - self.started
+        if step % self.config.trainer.log_every == 0:
+            self._log(trainer, {name: float(value) for name, value in _method(trainer).terms.items()})
+        evaluated = last or step % self.every == 0
+        if evaluated:
+            figures, table = self._evaluate(trainer)
+            if figures["test/recall@1"] > self.state["best"].get("test/recall@1", -1.0):
+                self.state |= {"best": figures, "best_step": step}
+                trainer.save_checkpoint(self.folder.best)
+            if last:
+                self._report(trainer, figures, table)
+        if evaluated or step % self.config.trainer.checkpoint_every == 0:
+            trainer.save_checkpoint(self.folder.last)
+        self.started = time.perf_counter()
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, NonFiniteLoss):
+            trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt")
+
+    def _evaluate(self, trainer: pl.Trainer) -> tuple[dict[str, float], Table]:
+        final = trainer.global_step == self.last_step
+        with trainer.precision_plugin.val_step_context():
+            table = embed(
+                _method(trainer),
+                self.parts.data.val_dataloader(),
+                trainer.strategy.batch_to_device,
+                title=f"evaluating at step {trainer.global_step}" if trainer.is_global_zero else None,
+            )
+        figures = self.parts.protocol.score(table, self.parts.split, final=final)
+        log.info("step %d: Recall@1 %.4f", trainer.global_step, figures["test/recall@1"])
+        self._log(trainer, figures)
+        return figures, table
+
+    def _log(self, trainer: pl.Trainer, figures: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(figures, step=trainer.global_step)
+
+    @rank_zero_only
+    def _report(self, trainer: pl.Trainer, figures: dict[str, float], table: Table) -> None:
+        """`metrics.json`, figures and `report.html`."""
+        data, state = self.parts.data, self.state
+        images = self.last_step * self.config.sampler.batch_size
+        metrics = (
+            figures
+            | _renamed(state["best"], "best_on_test")
+            | {"best_on_test/step": state["best_step"]}
+            | _renamed(state["untrained"], "untrained")
+            | {"data/train/images": data.train_images, "data/train/classes": data.train_classes}
+            | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
+            | {f"model/{k}": v for k, v in complexity(_method(trainer), self.config.image_size).items()}
+            | {"run/steps": self.last_step, "run/seconds": state["seconds"]}
+            | {"run/images_per_second": images / state["seconds"]}
+        )
+        pictures = write_report(self.folder.path, self.container, metrics, table, self.parts)
+        log_pictures(trainer.loggers, pictures, self.last_step)
+        self.folder.write_metrics(metrics)
+
+
+def _renamed(figures: dict[str, float], prefix: str) -> dict[str, float]:
+    """`test/recall@1` -> `<prefix>/recall@1`; the learners' figures are left out."""
+    return {f"{prefix}/{name.removeprefix('test/')}": v for name, v in figures.items() if name.startswith("test/")}
+
+
+def _method(trainer: pl.Trainer) -> Method:
+    method = trainer.lightning_module
+    assert isinstance(method, Method)
+    return method

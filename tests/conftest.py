@@ -1,0 +1,78 @@
+"""Fixtures that several test files share."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from dml.run import CONF
+
+# Small enough for seconds, large enough that every part has something to do.
+TINY = [
+    "dataset=glyphs",
+    "dataset.classes=24",
+    "dataset.images_per_class=6",
+    "dataset.size=32",
+    "image_size=32",
+    "head.dim=16",
+    "method=baseline",
+    "sampler.batch_size=16",
+    "protocol.every=5",
+    "trainer.max_steps=10",
+    "trainer.checkpoint_every=5",
+    "trainer.num_workers=0",
+    "trainer.log_every=1",
+    "trainer.accelerator=cpu",
+]
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Callable[..., DictConfig]:
+    """`configure("method=abe", ...)` composes the configuration as the command line would."""
+
+    def configure(*overrides: str) -> DictConfig:
+        places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", overrides=[*places, *overrides])
+
+    return configure
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real images; the test is skipped where `DML_DATA` names none."""
+    if "DML_DATA" not in os.environ:
+        pytest.skip("DML_DATA names no folder of real images")
+    return Path(os.environ["DML_DATA"])
+
+
+def _rank(rank: int, world_size: int, port: int, function: Callable[..., Any], folder: Path, arguments: tuple) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    torch.save(function(*arguments), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def on_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
+    """`on_ranks(2, function, *arguments)`: what a top-level function returns in each of 2 real gloo processes."""
+
+    def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        folder = tmp_path / "ranks"
+        folder.mkdir()
+        mp.spawn(_rank, (world_size, port, function, folder, arguments), nprocs=world_size)
+        return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+    return on_ranks

@@ -1,0 +1,72 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dml.data.check import check_images, readable
+from dml.data.folder import folder
+from dml.data.glyphs import glyphs
+from dml.errors import UserError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Three classes of three noisy JPEGs; the last file of each is truncated, empty, or text."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "tree"
+    for name in "abc":
+        (root / name).mkdir(parents=True)
+        for n in range(3):
+            Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(root / name / f"{n}.jpg")
+    whole = (root / "a" / "2.jpg").read_bytes()
+    (root / "a" / "2.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "b" / "2.jpg").write_bytes(b"")
+    (root / "c" / "2.jpg").write_text("<html>404</html>")
+    return root
+
+
+def test_bad_rows_are_found_and_remembered(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, cache = folder(str(tree)), tmp_path / "cache"
+    rows = np.arange(len(records))
+    assert check_images(records, rows, cache) == [2, 5, 8]
+    assert check_images(records, rows[:4], cache) == [2]
+    monkeypatch.setattr("dml.data.folder.decode", lambda path: pytest.fail(f"{path} was opened again"))
+    assert check_images(records, rows, cache) == [2, 5, 8]
+    assert not [p for p in cache.iterdir() if p.suffix != ".json"]
+
+
+def test_a_changed_file_is_looked_at_again(tree: Path, tmp_path: Path) -> None:
+    records = folder(str(tree))
+    rows = np.arange(len(records))
+    assert check_images(records, rows, tmp_path / "cache") == [2, 5, 8]
+    (tree / "b" / "2.jpg").write_bytes((tree / "b" / "1.jpg").read_bytes())
+    assert check_images(records, rows, tmp_path / "cache") == [2, 8]
+    same_size = b"x" * (tree / "a" / "0.jpg").stat().st_size
+    (tree / "a" / "0.jpg").write_bytes(same_size)
+    os.utime(tree / "a" / "0.jpg", (1, 1))
+    assert check_images(records, rows, tmp_path / "cache") == [0, 2, 8]
+
+
+def test_stop_names_every_bad_file_and_the_remedy(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        readable(folder(str(tree)), tmp_path / "cache")
+    sentence = str(caught.value)
+    assert all(str(tree / name / "2.jpg") in sentence for name in "abc")
+    assert "3 of the 9 images" in sentence
+    assert "dataset.unreadable=skip" in sentence
+
+
+def test_skip_leaves_them_out_by_name(tree: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"left out 3 images .*a/2\.jpg.*b/2\.jpg.*c/2\.jpg"):
+        records = readable(folder(str(tree), unreadable="skip"), tmp_path / "cache")
+    assert records.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert [records.image(i).size for i in range(6)] == [(40, 40)] * 6
+
+
+def test_sound_and_rendered_images_pass_as_they_are(tree: Path, tmp_path: Path) -> None:
+    for name in "abc":
+        (tree / name / "2.jpg").unlink()
+    for records in (folder(str(tree)), glyphs(classes=4, images_per_class=2, size=16)):
+        assert readable(records, tmp_path / "cache") is records

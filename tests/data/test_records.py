@@ -1,0 +1,68 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dml.data.records import Records, UnreadableImage
+from dml.errors import UserError
+
+
+def grey(row: int) -> Image.Image:
+    return Image.new("RGB", (4, 4), (row, row, row))
+
+
+def records(labels: list[int], roles: list[str], opener: Callable[[int], Image.Image] = grey, **more: str) -> Records:
+    names = [f"class {c}" for c in range(max(labels, default=-1) + 1)]
+    paths = np.array([f"{i}.png" for i in range(len(labels))])
+    return Records("some", paths, np.array(labels, np.int64), np.array(roles, str), names, opener, **more)
+
+
+def test_rows_by_role() -> None:
+    plain = records([0, 1, 0, 1], ["train", "test", "train", "test"])
+    assert plain.train_rows.tolist() == [0, 2]
+    assert plain.query_rows.tolist() == [1, 3]
+    assert plain.gallery_rows is None
+    shop = records([0, 1, 1, 0], ["train", "gallery", "query", "train"])
+    assert shop.query_rows.tolist() == [2]
+    assert shop.gallery_rows is not None
+    assert shop.gallery_rows.tolist() == [1]
+    assert shop.rows("train", "gallery").tolist() == [0, 1, 3]
+    assert len(shop) == 4
+
+
+def test_subset_renumbers_classes_and_opens_the_right_images() -> None:
+    part = records([0, 1, 2, 2], ["train", "train", "test", "test"]).subset(np.array([3, 0]))
+    assert part.labels.tolist() == [1, 0]
+    assert part.class_names == ["class 0", "class 2"]
+    assert part.paths.tolist() == ["3.png", "0.png"]
+    assert part.roles.tolist() == ["test", "train"]
+    assert [part.open_image(i).getpixel((0, 0)) for i in range(2)] == [(3, 3, 3), (0, 0, 0)]
+    assert part.subset(np.array([1])).open_image(0).getpixel((0, 0)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "roles", "sentence"),
+    [
+        ([], [], "some has no images"),
+        ([0, 2], ["train", "test"], "class 'class 1' of dataset some has no images"),
+        ([0, 0, 1, 1], ["train", "train", "train", "test"], "'class 1' .* both in training and in evaluation"),
+        ([0, 1], ["train", "query"], "only one of query and gallery"),
+    ],
+)
+def test_what_no_dataset_may_be(labels: list[int], roles: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        records(labels, roles)
+
+
+def test_unknown_remedy_for_unreadable_files() -> None:
+    with pytest.raises(UserError, match=r"dataset\.unreadable is 'ignore': use stop or skip"):
+        records([0, 1], ["train", "test"], unreadable="ignore")
+
+
+def test_an_image_that_does_not_open_is_named() -> None:
+    def broken(row: int) -> Image.Image:
+        raise SyntaxError("not a PNG")
+
+    with pytest.raises(UnreadableImage, match=r"the image 1\.png cannot be read \(not a PNG\)"):
+        records([0, 1], ["train", "test"], broken).image(1)

@@ -1,0 +1,76 @@
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from dml.errors import UserError
+from dml.evaluation.clustering import clustering_scores, kmeans
+from dml.evaluation.metrics import evaluate
+
+
+def nmi_by_definition(assignment, labels) -> float:
+    n = len(labels)
+
+    def entropy(partition) -> float:
+        return -sum(partition.count(x) / n * math.log(partition.count(x) / n) for x in set(partition))
+
+    both = list(zip(assignment, labels, strict=True))
+    information = entropy(assignment) + entropy(labels) - entropy(both)
+    return information / ((entropy(assignment) + entropy(labels)) / 2)
+
+
+def f1_by_definition(assignment, labels) -> float:
+    together = hits = relevant = 0
+    for i, j in itertools.combinations(range(len(labels)), 2):
+        together += assignment[i] == assignment[j]
+        relevant += labels[i] == labels[j]
+        hits += assignment[i] == assignment[j] and labels[i] == labels[j]
+    precision, recall = hits / together, hits / relevant
+    return 2 * precision * recall / (precision + recall)
+
+
+@pytest.mark.parametrize("classes", [2, 7, 25])
+def test_scores_are_those_of_the_definitions(classes):
+    draw = np.random.default_rng(classes)
+    labels = draw.integers(0, classes, 60)
+    assignment = np.where(draw.random(60) < 0.6, labels, draw.integers(0, classes, 60))
+    scores = clustering_scores(assignment, labels)
+    assert scores["nmi"] == pytest.approx(nmi_by_definition(assignment.tolist(), labels.tolist()), abs=1e-12)
+    assert scores["f1"] == pytest.approx(f1_by_definition(assignment.tolist(), labels.tolist()), abs=1e-12)
+
+
+def test_the_same_partition_under_other_names_is_perfect():
+    labels = np.random.default_rng(0).integers(0, 6, 50)
+    assert clustering_scores(100 - 3 * labels, labels) == pytest.approx({"nmi": 1, "f1": 1})
+
+
+def test_single_points_agree():
+    assert clustering_scores(np.arange(9), np.arange(9)[::-1]) == pytest.approx({"nmi": 1, "f1": 1})
+
+
+def test_separated_classes_are_found_silently_and_alike(capfd):
+    """Class 0 has more than 256 points a centroid, class 1 fewer than 39: faiss would sample, and warn."""
+    draw = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [1200, 4])
+    embeddings = np.eye(8)[labels] * 50 + draw.standard_normal((1204, 8))
+    figures = evaluate(embeddings, labels, seed=3)
+    assert figures["nmi"] == pytest.approx(1)
+    assert figures["f1"] == pytest.approx(1)
+    assert evaluate(embeddings, labels, seed=3) == figures
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_seed_gives_the_same_clusters_and_another_seed_others():
+    embeddings = np.random.default_rng(0).standard_normal((300, 4))
+    first = kmeans(embeddings, 30, seed=1)
+    np.testing.assert_array_equal(kmeans(embeddings, 30, seed=1), first)
+    assert (kmeans(embeddings, 30, seed=2) != first).any()
+
+
+def test_missing_faiss_names_the_extras(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"dml\[cpu\] or dml\[gpu\]"):
+        evaluate(np.eye(4), np.array([0, 0, 1, 1]))
+    assert "nmi" not in evaluate(np.eye(4), np.array([0, 0, 1, 1]), clustering=False)

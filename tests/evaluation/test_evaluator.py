@@ -1,0 +1,101 @@
+"""Figures together and apart, and the protocol's split, against direct computation."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.evaluation.evaluator import Table, score, self_cosines
+from dml.evaluation.metrics import evaluate
+from dml.evaluation.protocol import Conventional
+
+
+def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = F.normalize(torch.randn(n, learners, 4, generator=generator), dim=-1)
+    return Table(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
+
+
+def test_together_is_the_concatenation_and_apart_each_learner() -> None:
+    given = table()
+    figures = score(given, None, ks=(1, 3), clustering=False)
+    assert figures["test/recall@3"] == evaluate(given.embeddings.flatten(1), given.labels, ks=(3,))["recall@3"]
+    alone = [evaluate(given.embeddings[:, i], given.labels, ks=(1,))["map@r"] for i in range(3)]
+    assert [figures[f"learners/{i}/map@r"] for i in range(3)] == alone
+    assert figures["learners/mean/map@r"] == pytest.approx(np.mean(alone))
+    assert figures["learners/std/map@r"] == pytest.approx(np.std(alone))
+
+
+def test_the_ensemble_distance_is_the_mean_of_the_learners() -> None:
+    """ABE eq. 3: ranking by the concatenation is ranking by the mean squared distance."""
+    embeddings = table(learners=4).embeddings.double()
+    apart = torch.stack([torch.cdist(embeddings[:, i], embeddings[:, i]) ** 2 for i in range(4)]).mean(0)
+    together = torch.cdist(embeddings.flatten(1), embeddings.flatten(1)) ** 2 / 4
+    torch.testing.assert_close(together, apart)
+
+
+def test_one_learner_is_the_whole() -> None:
+    figures = score(table(learners=1), None, ks=(1,), clustering=False)
+    assert figures["learners/0/recall@1"] == figures["learners/mean/recall@1"] == figures["test/recall@1"]
+    assert "learners/self_cosine" not in figures
+
+
+def test_self_cosines_are_a_loop() -> None:
+    embeddings = table(n=4).embeddings
+    looped = [float(embeddings[i, p] @ embeddings[i, q]) for i in range(4) for p in range(3) for q in range(p + 1, 3)]
+    np.testing.assert_allclose(self_cosines(embeddings).numpy(), looped, rtol=1e-6)
+
+
+def test_take_finds_rows_in_any_order() -> None:
+    part = table().take(np.array([8, 2]))
+    assert part.rows.tolist() == [2, 8]
+    torch.testing.assert_close(part.embeddings, table().embeddings[[1, 4]])
+
+
+def records(roles: list[str]) -> Records:
+    labels = np.array([0 if role == "train" else 1 for role in roles], dtype=np.int64)
+    names = np.array([str(i) for i in range(len(roles))])
+    return Records("x", names, labels, np.array(roles), ["a", "b"], lambda row: Image.new("RGB", (4, 4)))
+
+
+def test_conventional_splits_by_role() -> None:
+    split = Conventional().split(records(["train", "test", "test", "train"]))
+    assert (split.train.tolist(), split.query.tolist(), split.gallery) == ([0, 3], [1, 2], None)
+    split = Conventional().split(records(["train", "query", "gallery", "gallery"]))
+    assert split.gallery is not None
+    assert (split.query.tolist(), split.gallery.tolist()) == ([1], [2, 3])
+
+
+def test_queries_and_gallery_apart_are_scored_apart() -> None:
+    given = table()
+    protocol = Conventional(ks=[1], clustering=False)
+    split = protocol.split(records(["train", "query", "gallery"]))
+    split = type(split)(split.train, given.rows[:10].numpy(), given.rows[10:].numpy())
+    figures = protocol.score(given, split, final=True)
+    whole = given.embeddings.flatten(1)
+    direct = evaluate(
+        whole[:10], given.labels[:10], gallery=whole[10:], gallery_labels=given.labels[10:], ks=(1,), clustering=False
+    )
+    assert figures["test/recall@1"] == direct["recall@1"]
+    assert figures["test/queries"] == 10
+
+
+def test_intervals_in_epochs() -> None:
+    assert Conventional(every=2, unit="epochs").interval(steps_per_epoch=7) == 14
+    assert Conventional(every=2).interval(steps_per_epoch=7) == 2
+
+
+def test_clustering_is_for_the_final_checkpoint() -> None:
+    split = Conventional().split(records(["train", "test"]))
+    split = type(split)(split.train, table().rows.numpy(), None)
+    assert "test/nmi" in Conventional().score(table(), split, final=True)
+    assert "test/nmi" not in Conventional().score(table(), split, final=False)
+
+
+@pytest.mark.parametrize("options", [{"ks": [0, 1]}, {"ks": []}, {"every": 0}, {"batch_size": 0}, {"unit": "hours"}])
+def test_bad_options(options: dict) -> None:
+    with pytest.raises(UserError, match=r"protocol\."):
+        Conventional(**options)

@@ -1,0 +1,84 @@
+"""Formulas against slow loops written from the papers' equations, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dml.losses import functional
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    embeddings = F.normalize(torch.randn(9, 3, 5, generator=generator, dtype=torch.float64), dim=-1)
+    return embeddings, torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])
+
+
+@pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])
+def test_contrastive_is_equation_10(batch: tuple[torch.Tensor, torch.Tensor], margin: float) -> None:
+    embeddings, labels = batch[0][:, 0], batch[1]
+    total = 0.0
+    for i in range(9):
+        for j in range(9):
+            distance = math.dist(embeddings[i].tolist(), embeddings[j].tolist())
+            same = labels[i] == labels[j]
+            total += distance**2 if same else max(0.0, margin - distance**2)
+    assert functional.contrastive(embeddings, labels, margin).item() == pytest.approx(total / 9, rel=1e-12)
+
+
+@pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])
+def test_divergence_is_equation_9(batch: tuple[torch.Tensor, torch.Tensor], margin: float) -> None:
+    embeddings = batch[0]
+    total = 0.0
+    for i in range(9):
+        for p in range(3):
+            for q in range(3):
+                distance = math.dist(embeddings[i, p].tolist(), embeddings[i, q].tolist())
+                total += max(0.0, margin - distance**2) if p != q else 0.0
+    assert functional.divergence(embeddings, margin).item() == pytest.approx(total / 9, rel=1e-12)
+
+
+def test_divergence_of_one_learner_is_zero(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert functional.divergence(batch[0][:, :1]).item() == 0
+
+
+def test_binomial_deviance_is_its_formula(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    embeddings, labels = batch[0][:, 0], batch[1]
+    positive, negative = [], []
+    for i in range(9):
+        for j in range(9):
+            s = sum(a * b for a, b in zip(embeddings[i].tolist(), embeddings[j].tolist(), strict=True))
+            if i != j and labels[i] == labels[j]:
+                positive.append(math.log(1 + math.exp(-2 * (s - 0.5))))
+            elif labels[i] != labels[j]:
+                negative.append(math.log(1 + math.exp(2 * 25 * (s - 0.5))))
+    expected = sum(positive) / len(positive) + sum(negative) / len(negative)
+    assert functional.binomial_deviance(embeddings, labels).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_binomial_deviance_without_positives_counts_the_negatives_alone() -> None:
+    embeddings = F.normalize(torch.randn(4, 3, dtype=torch.float64), dim=-1)
+    assert torch.isfinite(functional.binomial_deviance(embeddings, torch.arange(4)))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda e: functional.contrastive(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
+        lambda e: functional.divergence(e, 1.3),
+        lambda e: functional.binomial_deviance(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
+    ],
+)
+def test_gradients(batch: tuple[torch.Tensor, torch.Tensor], loss: object) -> None:
+    raw = batch[0].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: loss(F.normalize(x, dim=-1)), raw)  # type: ignore[operator]
+
+
+def test_gradient_at_distance_zero_is_finite() -> None:
+    raw = torch.ones(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    embeddings = F.normalize(raw, dim=-1)
+    loss = functional.contrastive(embeddings[:, 0], torch.tensor([0, 0, 1, 1])) + functional.divergence(embeddings)
+    loss.backward()
+    assert torch.isfinite(raw.grad).all()  # type: ignore[arg-type]

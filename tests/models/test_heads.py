@@ -1,0 +1,44 @@
+"""Poolings against plain NumPy; the head's contract."""
+
+import numpy as np
+import pytest
+import torch
+
+from dml.models.heads import Head
+from dml.models.pooling import AvgMaxPool, GeneralizedMeanPool
+
+
+@pytest.fixture
+def features() -> torch.Tensor:
+    return torch.rand(2, 5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_avg_max_is_the_sum_of_both(features: torch.Tensor) -> None:
+    array = features.numpy().reshape(2, 5, -1)
+    np.testing.assert_allclose(AvgMaxPool()(features).numpy()[..., 0, 0], array.mean(-1) + array.max(-1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, 4.5])
+def test_generalised_mean_is_its_formula(features: torch.Tensor, p: float) -> None:
+    array = features.numpy().reshape(2, 5, -1)
+    pooled = GeneralizedMeanPool(p).double()(features)[..., 0, 0]
+    np.testing.assert_allclose(pooled.detach().numpy(), (array**p).mean(-1) ** (1 / p), rtol=1e-12)
+
+
+def test_generalised_mean_approaches_the_maximum(features: torch.Tensor) -> None:
+    pooled = GeneralizedMeanPool(400.0).double()(features)[..., 0, 0]
+    torch.testing.assert_close(pooled, features.amax((2, 3)), rtol=0.02, atol=0)
+
+
+def test_generalised_mean_learns_p(features: torch.Tensor) -> None:
+    pool = GeneralizedMeanPool().double()
+    pool(features.requires_grad_()).sum().backward()
+    assert pool.p.grad is not None
+    assert pool.p.grad.abs() > 0
+    assert torch.isfinite(features.grad).all()  # type: ignore[arg-type]
+
+
+def test_head_shapes() -> None:
+    head = Head(torch.nn.AdaptiveAvgPool2d(1), in_channels=5, dim=7)
+    assert head.dim == 7
+    assert head(torch.rand(3, 5, 2, 2)).shape == (3, 7)

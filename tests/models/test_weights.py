@@ -1,0 +1,220 @@
+"""Weights: every source, and one sentence for every way in which a file can be wrong."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import huggingface_hub.constants
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from dml.errors import UserError
+from dml.models.backbones.bn_inception import bn_inception
+from dml.models.backbones.googlenet_v1 import googlenet_v1
+from dml.models.backbones.mobilenet_v2 import mobilenet_v2
+from dml.models.backbones.small import small
+from dml.models.backbones.timm_model import timm_model
+from dml.models.weights import Published, load_weights
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Path:
+    """A file of random weights whose name bears its hash."""
+    torch.save(net().state_dict(), tmp_path / "net.pth")
+    digest = hashlib.sha256((tmp_path / "net.pth").read_bytes()).hexdigest()
+    return (tmp_path / "net.pth").rename(tmp_path / f"net-{digest[:8]}.pth")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as httpd:
+        thread = Thread(target=httpd.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+        thread.join()
+
+
+def assert_loaded(module: nn.Module, path: Path) -> None:
+    expected = torch.load(path, weights_only=True)
+    assert all(torch.equal(value, expected[key]) for key, value in module.state_dict().items())
+
+
+def test_none_leaves_the_module_alone() -> None:
+    module = net()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    load_weights(module, "none", published=None, weights_dir=None)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+def test_path(published: Path) -> None:
+    module = net()
+    load_weights(module, str(published), published=None, weights_dir=None)
+    assert_loaded(module, published)
+
+
+def test_imagenet_is_downloaded_once(published: Path, server: str, tmp_path: Path) -> None:
+    source = Published((published.name,), f"{server}/{published.name}")
+    folder = tmp_path / "not" / "yet"
+    module = net()
+    load_weights(module, "imagenet", published=source, weights_dir=str(folder))
+    assert_loaded(module, published)
+    nowhere = Published((published.name,), f"http://127.0.0.1:1/{published.name}")
+    again = net()
+    load_weights(again, "imagenet", published=nowhere, weights_dir=str(folder))
+    assert_loaded(again, published)
+
+
+def test_imagenet_under_another_file_name(published: Path) -> None:
+    source = Published(("net-00000000.pth", published.name), "http://127.0.0.1:1/net-00000000.pth")
+    module = net()
+    load_weights(module, "imagenet", published=source, weights_dir=str(published.parent))
+    assert_loaded(module, published)
+
+
+def test_url(published: Path, server: str, tmp_path: Path) -> None:
+    module = net()
+    load_weights(module, f"{server}/{published.name}", published=None, weights_dir=str(tmp_path / "new"))
+    assert_loaded(module, tmp_path / "new" / published.name)
+
+
+def test_torch_hubs_folder_by_default(published: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    shutil.copy(published, tmp_path / "hub" / "checkpoints")
+    module = net()
+    load_weights(module, "imagenet", published=Published((published.name,)), weights_dir=None)
+    assert_loaded(module, published)
+
+
+def test_a_run_s_checkpoint(tmp_path: Path) -> None:
+    source, target = small(), small()
+    state = {f"backbone.{key}": value for key, value in source.state_dict().items()}
+    torch.save({"state_dict": {**state, "head.weight": torch.zeros(2)}, "epoch": 3}, tmp_path / "last.ckpt")
+    load_weights(target, str(tmp_path / "last.ckpt"), published=None, weights_dir=None)
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
+
+
+def test_own_names_where_published_ones_differ(tmp_path: Path) -> None:
+    source = mobilenet_v2(weights="none")
+    torch.save(source.state_dict(), tmp_path / "ours.pth")
+    target = mobilenet_v2(weights=str(tmp_path / "ours.pth"))
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
+
+
+def test_file_from_before_batch_norm_counted(tmp_path: Path) -> None:
+    state = {key: value for key, value in net().state_dict().items() if "num_batches" not in key}
+    torch.save(state, tmp_path / "old.pth")
+    module = net()
+    load_weights(module, str(tmp_path / "old.pth"), published=None, weights_dir=None)
+    assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
+
+
+# --- what can be wrong ---
+
+
+def fails(match: str, weights: str, source: Published | None = None, folder: Path | None = None) -> None:
+    with pytest.raises(UserError, match=match) as caught:
+        load_weights(net(), weights, published=source, weights_dir=str(folder) if folder else None)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    fails(r"backbone\.weights=imagnet is no file: give imagenet, none, a path or a URL", "imagnet")
+    fails("is no file", str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights here", b"PK\x03\x04 cut off"])
+def test_not_a_checkpoint(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.pth").write_bytes(content)
+    fails(r"net\.pth is not a checkpoint", str(tmp_path / "net.pth"))
+
+
+class Unsafe:
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path("/dev/null"),)
+
+
+def test_pickled_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"0.weight": Unsafe()}, tmp_path / "net.pth")
+    fails(r"net\.pth is not a checkpoint.*weights_only", str(tmp_path / "net.pth"))
+
+
+@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"epoch": 3}])
+def test_no_state_dict(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "net.pth")
+    fails(r"net\.pth holds no state dict", str(tmp_path / "net.pth"))
+
+
+def test_other_keys(tmp_path: Path) -> None:
+    state = net().state_dict()
+    torch.save({key: value for key, value in state.items() if not key.startswith("0")}, tmp_path / "a.pth")
+    fails(r"a\.pth is not of this backbone: it lacks 2 keys \(0\.bias, 0\.weight, \.\.\.\)", str(tmp_path / "a.pth"))
+    torch.save({**state, "9.weight": torch.zeros(1), "fc.weight": torch.zeros(1)}, tmp_path / "b.pth")
+    fails(r"b\.pth .* has unknown 1 keys \(9\.weight", str(tmp_path / "b.pth"))
+    torch.save({**state, "0.weight": torch.zeros(5, 3, 1, 1)}, tmp_path / "c.pth")
+    fails(r"c\.pth .* has other shapes for 1 keys \(0\.weight", str(tmp_path / "c.pth"))
+
+
+def test_another_network_is_named_by_published_keys(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet18.pth")
+    with pytest.raises(UserError, match=r"resnet18\.pth .* lacks 260 keys \(features\.0\.0\.weight"):
+        mobilenet_v2(weights=str(tmp_path / "resnet18.pth"))
+
+
+def test_damaged_local_copy(published: Path, server: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / published.name).write_bytes(published.read_bytes() + b"!")
+    source = Published((published.name,), f"{server}/{published.name}")
+    fails(f"{published.name} is damaged .*delete it", "imagenet", source, folder)
+    fails(f"{published.name} is damaged .*delete it", source.url, None, folder)
+
+
+def test_download_with_another_hash(published: Path, server: str, tmp_path: Path) -> None:
+    wrong = published.rename(published.with_name("net-00000000.pth"))
+    folder = tmp_path / "folder"
+    source = Published((wrong.name,), f"{server}/{wrong.name}")
+    fails(r"net-00000000\.pth does not match the hash in its name", "imagenet", source, folder)
+    assert not list(folder.iterdir())
+
+
+def test_download_impossible(server: str, tmp_path: Path) -> None:
+    name = "net-00000000.pth"
+    remedy = rf"put the file at .*{name} by hand, or set backbone\.weights=none"
+    fails(f"cannot download .*404.*{remedy}", "imagenet", Published((name,), f"{server}/{name}"), tmp_path)
+    fails(f"cannot download http://127.*{remedy}", f"http://127.0.0.1:1/{name}", None, tmp_path)
+    (tmp_path / "a_file").touch()
+    fails(f"cannot download .*{remedy}", f"{server}/{name}", None, tmp_path / "a_file")
+
+
+@pytest.mark.parametrize("build", [bn_inception, googlenet_v1])
+def test_no_public_source(build, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"no public source .*put \S+\.pth into {tmp_path}.*path of a file"):
+        build(weights="imagenet", weights_dir=str(tmp_path))
+
+
+def test_no_imagenet_weights_at_all() -> None:
+    with pytest.raises(UserError, match=r"has no ImageNet weights: set backbone\.weights=none"):
+        small(weights="imagenet")
+
+
+def test_timm_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"timm cannot give test_resnet its weights .*backbone\.weights=none"):
+        timm_model(model_name="test_resnet", weights="imagenet", weights_dir=str(tmp_path))

@@ -1,0 +1,78 @@
+"""What the pictures show, read back from what is drawn."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageColor
+from torch.nn import functional as F
+
+from dml.evaluation.evaluator import Table
+from dml.reporting import figures
+from dml.reporting.table import print_table
+
+
+@pytest.fixture
+def table() -> Table:
+    """Two classes far apart; row 3 lies among the other class."""
+    directions = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0], [0.0, 1.1], [0.1, 1.0]])
+    embeddings = F.normalize(torch.stack([directions, directions.flip(1)], dim=1), dim=-1)
+    return Table(embeddings, torch.tensor([0, 0, 0, 0, 1, 1]), torch.arange(6))
+
+
+def test_gallery_frames_right_and_wrong(table: Table) -> None:
+    sheet = figures.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10), "white"), count=6, k=2)
+    pixels = np.asarray(sheet).reshape(-1, 3)
+    for colour in (figures.RIGHT, figures.WRONG, figures.GREY):
+        assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
+
+
+def test_gallery_of_fewer_images_than_neighbours(table: Table) -> None:
+    sheet = figures.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10)), count=99, k=99)
+    assert sheet.width == 96 * 6 + 24  # five neighbours, none of them the query itself
+
+
+def test_half_of_the_gallery_are_failures() -> None:
+    right = torch.tensor([True] * 80 + [False] * 20)
+    chosen = figures._half_wrong(right, 10)
+    assert len(set(chosen)) == 10
+    assert sum(not right[i] for i in chosen) == 5
+    assert len(figures._half_wrong(torch.ones(4, dtype=torch.bool), 10)) == 4
+
+
+def test_random_pairs_hold_both_kinds() -> None:
+    labels = torch.tensor([3, 1, 3, 1, 1, 9])
+    first, second = figures._random_pairs(labels, 4000, seed=0)
+    assert (first != second).all()
+    same = labels[first] == labels[second]
+    assert same.float().mean() > 0.5  # half by design, and some by chance
+    positives = {tuple(sorted(pair)) for pair in zip(first[same].tolist(), second[same].tolist(), strict=True)}
+    assert positives == {(0, 2), (1, 3), (1, 4), (3, 4)}
+
+
+def test_histogram_names_means(table: Table) -> None:
+    (axes,) = figures.similarity_histograms(table).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    self_mean = float((table.embeddings[:, 0] * table.embeddings[:, 1]).sum(-1).mean())
+    assert labels[2] == f"self pairs, mean {self_mean:.3f}"
+    assert [label.split(",")[0] for label in labels] == ["positive pairs", "negative pairs", "self pairs"]
+
+
+def test_curves_follow_the_records() -> None:
+    records = [
+        {"step": 0, "test/recall@1": 0.1, "learners/mean/recall@1": 0.05},
+        {"step": 1, "train/loss": 2.0},
+        {"step": 2, "train/loss": 1.5},
+        {"step": 2, "test/recall@1": 0.3, "learners/mean/recall@1": 0.2},
+    ]
+    loss, recall = figures.curves(records).axes
+    assert loss.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 1.5]]
+    assert recall.lines[0].get_xydata().tolist() == [[0, 0.1], [2, 0.3]]
+
+
+def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"test/recall@1": 0.51239, "test/precision@1": 0.51239, "untrained/recall@1": 0.1, "test/queries": 9.0}
+    print_table(metrics | {"data/test/images": 9, "data/test/classes": 3})
+    said = capsys.readouterr().out
+    assert "0.5124" in said
+    assert "R@1" in said
+    assert "9 test images of 3 unseen classes" in " ".join(said.split())

@@ -1,0 +1,111 @@
+"""A user's mistake: one sentence, exit code 2, no traceback, the folder left as it was."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from dml.errors import UserError
+from dml.train import run
+from tests.conftest import TINY
+
+Configure = Callable[..., DictConfig]
+
+
+def command(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dml.run", *options], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["method=nonsense"], ["Could not find 'method/nonsense'", "abe", "baseline"]),
+        (["trainer.nonsense=1"], ["Key 'nonsense' is not in struct"]),
+        (["dataset=folder", "dataset.root=/nowhere"], ["dml: ", "/nowhere"]),
+    ],
+)
+def test_the_command_exits_with_2(tmp_path: Path, options: list[str], said: list[str]) -> None:
+    folder = tmp_path / "run"
+    done = command(*options, f"paths.output_dir={folder}")
+    assert done.returncode == 2
+    assert all(words in done.stderr for words in said)
+    assert "Traceback" not in done.stderr
+    assert not folder.exists()
+
+
+def test_help_answers_quickly_and_names_the_groups() -> None:
+    started = time.perf_counter()
+    done = command("--help")
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0
+    for group in ("method", "backbone", "head", "loss", "sampler", "dataset", "protocol", "trainer", "logger"):
+        assert f"\n{group}:" in done.stdout
+    assert done.stdout.count("python -m dml.run") >= 5
+    assert "torch" not in done.stderr
+    assert seconds < 10  # heavy imports alone take longer than --help may; the bound itself is measured by hand
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["sampler.batch_size=64"], "classes"),
+        (["head.dim=15", "method=abe"], r"head\.dim=15"),
+        (["backbone.weights=/nowhere.pth"], r"/nowhere\.pth"),
+        (["backbone=googlenet_v1", "backbone.weights=imagenet"], "weights"),
+        (["protocol.ks=[]"], r"protocol\.ks"),
+        (["protocol.ks=[2,4]"], "has to hold 1"),
+        (["protocol.unit=hours"], "steps or epochs"),
+        (["protocol.every=0"], r"protocol\.every=0"),
+        (["method.lr=fast"], "method"),
+        (["trainer.max_steps=0"], r"trainer\.max_steps"),
+        (["seed=-1"], "seed"),
+        (["trainer.precision=7"], "precision"),
+        (["trainer.accelerator=abacus"], "abacus"),
+    ],
+)
+def test_one_sentence_and_nothing_written(
+    configure: Configure, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        run(configure(*TINY, *options), options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, tmp_path: Path) -> None:
+    run(configure(*TINY, "trainer.max_steps=2"), [])
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"another configuration \(method.lr was 0.0003, is 0.5\)"):
+        run(configure(*TINY, "trainer.max_steps=2", "method.lr=0.5"), [])
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_how_a_run_is_carried_out_may_change(configure: Configure) -> None:
+    run(configure(*TINY, "trainer.max_steps=2"), [])
+    run(configure(*TINY, "trainer.max_steps=2", "trainer.num_workers=1", "trainer.log_every=7"), [])
+
+
+def test_a_folder_that_is_no_run_is_left_alone(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="holds no run"):
+        run(configure(*TINY), [])
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_place_of_the_folder(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(UserError, match="no folder that can be written"):
+        run(configure(*TINY), [])
+
+
+def test_a_checkpoint_cut_short_is_told(configure: Configure, tmp_path: Path) -> None:
+    run(configure(*TINY, "trainer.max_steps=2"), [])
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"last\.ckpt cannot be read"):
+        run(configure(*TINY, "trainer.max_steps=2"), [])

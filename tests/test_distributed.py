@@ -1,0 +1,61 @@
+"""Two real gloo processes with half the batch each take the step of one process with the whole batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from dml.distributed import gather
+from dml.evaluation.evaluator import Collector
+from dml.losses.functional import contrastive, divergence
+
+
+def _gradients(part: slice) -> dict[str, torch.Tensor]:
+    """Gradients of network and loss parameters, averaged over the ranks as DDP does."""
+    torch.manual_seed(0)
+    network = nn.Linear(6, 8).double()
+    scale = nn.Parameter(torch.tensor(1.3, dtype=torch.float64))  # a parameter of the loss
+    images, labels = torch.randn(8, 6, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 0, 1, 2, 2])
+    embeddings = F.normalize(network(images[part]).unflatten(1, (2, 4)), dim=-1)
+    everything, all_labels = gather(embeddings, labels[part])
+    loss = scale * contrastive(everything[:, 0], all_labels) + divergence(everything, 1.5)
+    loss.backward()
+    result = {"loss": loss.detach(), "scale": scale.grad, "weight": network.weight.grad, "bias": network.bias.grad}
+    if torch.distributed.is_initialized():
+        for name in ("scale", "weight", "bias"):
+            torch.distributed.all_reduce(result[name])
+            result[name] /= torch.distributed.get_world_size()
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def _on_rank() -> dict[str, torch.Tensor]:
+    half = 4 * torch.distributed.get_rank()
+    return _gradients(slice(half, half + 4))
+
+
+def test_two_ranks_take_the_step_of_one(on_ranks: Callable[..., list[Any]]) -> None:
+    whole = _gradients(slice(None))
+    for of_rank in on_ranks(2, _on_rank):
+        for name, value in whole.items():
+            torch.testing.assert_close(of_rank[name], value, rtol=1e-12, atol=1e-14, msg=name)
+
+
+def _collect(rows_of_rank: list[list[int]]) -> dict[str, torch.Tensor]:
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    collector = Collector()
+    for row in rows_of_rank[rank]:
+        collector.update(torch.full((1, 2, 3), float(row)), torch.tensor([row % 3]), torch.tensor([row]))
+    table = collector.table()
+    return {"embeddings": table.embeddings, "labels": table.labels, "rows": table.rows}
+
+
+@pytest.mark.parametrize("shards", [[[5, 3, 9], [7]], [[9, 7, 5], [3, 9, 5]]], ids=["uneven", "padded"])
+def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]], shards: list[list[int]]) -> None:
+    for table in on_ranks(2, _collect, shards):
+        np.testing.assert_array_equal(table["rows"], [3, 5, 7, 9])
+        np.testing.assert_array_equal(table["labels"], [0, 2, 1, 0])
+        np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])

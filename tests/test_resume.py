@@ -1,0 +1,58 @@
+"""A run killed anywhere and started again ends as if nothing had happened, to the last bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml.loggers import read_metrics
+from tests.conftest import TINY
+
+LONGER = [*TINY, "trainer.max_steps=24", "trainer.checkpoint_every=4", "protocol.every=8", "trainer.num_workers=2"]
+CLOCK = ("run/seconds", "run/images_per_second")
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "dml.run", *LONGER, *options, f"paths.output_dir={folder}"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def kill_after_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
+    """SIGKILL to the process and its workers as soon as the log shows `step`."""
+    log = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and any(record["step"] >= step for record in read_metrics(log))):
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dict[str, torch.Tensor]]:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {k: v for k, v in metrics.items() if k not in CLOCK}, read_metrics(folder / "metrics.jsonl"), tensors
+
+
+@pytest.mark.parametrize("options", [["method=abe"], ["loss=xbm", "loss.loss.memory_size=64"]], ids=["abe", "xbm"])
+def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: list[str]) -> None:
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    assert start(undisturbed, *options).wait() == 0
+    kill_after_step(start(disturbed, *options), disturbed, 6)  # two steps past a checkpoint
+    kill_after_step(start(disturbed, *options), disturbed, 17)
+    assert start(disturbed, *options).wait() == 0
+
+    metrics, records, tensors = outcome(undisturbed)
+    again = outcome(disturbed)
+    assert again[0] == metrics
+    assert again[1] == records
+    assert all(torch.equal(again[2][name], value) for name, value in tensors.items())
+    assert "resumed at step" in (disturbed / "run.log").read_text()

@@ -1,0 +1,170 @@
+"""Whole runs, small: every loss, head, method and logger in conf/ trains, evaluates and reports."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from dml.build import load
+from dml.errors import UserError
+from dml.loggers import read_metrics
+from dml.run import CONF
+from dml.train import run
+from tests.conftest import TINY
+
+Configure = Callable[..., DictConfig]
+
+FIXED_NAMES = {
+    *(f"test/recall@{k}" for k in (1, 2, 4, 8)),
+    *("test/precision@1", "test/r_precision", "test/map@r", "test/nmi", "test/f1"),
+    *("learners/mean/recall@1", "learners/0/recall@1"),
+    *("best_on_test/recall@1", "best_on_test/step", "untrained/recall@1"),
+    *("data/train/images", "data/train/classes", "data/test/images", "data/test/classes"),
+    *("model/params", "model/flops", "run/steps", "run/seconds", "run/images_per_second"),
+}
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
+    return run(configure(*TINY, *overrides), [*TINY, *overrides])
+
+
+@pytest.mark.parametrize("loss", choices("loss"))
+def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> None:
+    metrics = tiny_run(configure, f"loss={loss}", "trainer.max_steps=3", "protocol.clustering=false")
+    assert metrics["run/steps"] == 3
+    losses = [
+        record["train/loss"] for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train/loss" in record
+    ]
+    assert len(losses) == 3
+    before = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert before["global_step"] == 3
+
+
+@pytest.mark.parametrize("head", choices("head"))
+def test_every_head_trains(configure: Configure, head: str) -> None:
+    assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
+
+
+@pytest.mark.parametrize("sampler", choices("sampler"))
+def test_every_sampler_trains(configure: Configure, sampler: str) -> None:
+    assert tiny_run(configure, f"sampler={sampler}", "sampler.batch_size=16", "trainer.max_steps=2")["run/steps"] == 2
+
+
+@pytest.mark.parametrize("transform", choices("transform"))
+def test_every_transform_trains(configure: Configure, transform: str) -> None:
+    assert tiny_run(configure, f"transform={transform}", "trainer.max_steps=2")["run/steps"] == 2
+
+
+@pytest.mark.parametrize("overlay", choices("debug"))
+def test_every_debug_overlay_runs(configure: Configure, overlay: str) -> None:
+    steps = "trainer.max_steps=4"
+    assert tiny_run(configure, f"debug={overlay}", steps)["run/steps"] == 4
+
+
+@pytest.mark.parametrize("overlay", choices("experiment"))
+def test_every_experiment_composes(configure: Configure, overlay: str) -> None:
+    config = configure(f"experiment={overlay}", "runtime.learner_dim=8", "runtime.train_classes=4")
+    assert OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.fixture(scope="module")
+def abe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of ABE-4 in a process of its own, as a user starts it."""
+    folder = tmp_path_factory.mktemp("abe") / "run"
+    options = [*TINY, "method=abe", "protocol.ks=[1,2,4,8,1000]", f"paths.output_dir={folder}"]
+    done = subprocess.run([sys.executable, "-m", "dml.run", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Report: {folder}/report.html" in done.stdout.replace("\n", "")
+    return folder
+
+
+def test_metrics_have_the_fixed_names(abe_folder: Path) -> None:
+    metrics = json.loads((abe_folder / "metrics.json").read_text())
+    assert metrics.keys() >= FIXED_NAMES | {f"learners/{i}/recall@1" for i in range(4)} | {"test/recall@1000"}
+    assert all(isinstance(value, int | float) for value in metrics.values())
+    assert metrics["data/train/classes"] == metrics["data/test/classes"] == 12
+    assert metrics["data/test/images"] == 72
+    assert metrics["best_on_test/recall@1"] >= metrics["test/recall@1"]
+    assert metrics["best_on_test/step"] in (5, 10)
+    assert metrics["test/recall@1000"] == 1.0
+
+
+def test_the_folder_is_the_contract(abe_folder: Path) -> None:
+    names = {path.name for path in abe_folder.iterdir()}
+    assert names == {
+        *("config.yaml", "overrides.yaml", "metrics.jsonl", "metrics.csv", "metrics.json"),
+        *("checkpoints", "figures", "report.html", "run.log"),
+    }
+    assert {path.name for path in (abe_folder / "checkpoints").iterdir()} == {"last.ckpt", "best_on_test.ckpt"}
+    assert OmegaConf.load(abe_folder / "config.yaml").method.M == 4
+    assert "method=abe" in OmegaConf.load(abe_folder / "overrides.yaml")
+    assert "Recall@1" in (abe_folder / "run.log").read_text()
+
+
+def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
+    page = (abe_folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []  # nothing outside the file
+    metrics = json.loads((abe_folder / "metrics.json").read_text())
+    assert f"{metrics['test/recall@1']:.4f}" in page
+    for name in ("curves", "gallery", "learners", "similarities"):
+        assert Image.open(abe_folder / "figures" / f"{name}.png").size > (300, 300)
+
+
+def test_a_checkpoint_rebuilds_the_method(abe_folder: Path) -> None:
+    path = abe_folder / "checkpoints" / "last.ckpt"
+    method = load(str(path))
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[name]) for name, value in method.state_dict().items() if "extra" not in name)
+    assert method.embed(torch.rand(2, 3, 32, 32)).shape == (2, 4, 4)
+
+
+def test_a_finished_run_is_not_trained_again(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tiny_run(configure, "trainer.max_steps=2")
+    assert tiny_run(configure, "trainer.max_steps=2") == first
+    assert "finished: nothing was trained" in capsys.readouterr().out
+
+
+def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
+    def outcome(*overrides: str) -> list[dict[str, float]]:
+        folder = tmp_path / "-".join(overrides)
+        tiny_run(configure, "loss=margin", *overrides, f"paths.output_dir={folder}")
+        return read_metrics(folder / "metrics.jsonl")
+
+    one = outcome("seed=1", "trainer.num_workers=0")
+    assert outcome("seed=1", "trainer.num_workers=2") == one
+    assert outcome("seed=2", "trainer.num_workers=0") != one
+
+
+def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tiny_run(configure, "logger=tensorboard", "trainer.max_steps=2")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert "test/recall@1" in events.Tags()["scalars"]
+    assert {"curves", "gallery", "similarities"} <= set(events.Tags()["images"])
+
+
+def test_precision_bf16_trains(configure: Configure) -> None:
+    metrics = tiny_run(configure, "trainer.precision=bf16-mixed", "loss=proxy_anchor", "trainer.max_steps=2")
+    assert 0 <= metrics["test/recall@1"] <= 1
+
+
+def test_a_loss_that_diverges_stops_the_run_and_saves(configure: Configure, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"loss term 'metric' became nan at step \d+: lower method.lr"):
+        tiny_run(configure, "method.lr=1e30", "loss=binomial_deviance")
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "non_finite.ckpt", weights_only=True)
+    assert saved["global_step"] >= 1
+    assert "became nan" in (tmp_path / "run" / "run.log").read_text()
