@@ -74,7 +74,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         split.train,
         split.query,
         split.gallery,
-        make(config.sampler)(labels=train_labels, seed=config.seed),
+        make(config.sampler, labels=train_labels, seed=config.seed),
         make(config.transform.train),
         make(config.transform.test),
         seed=config.seed,

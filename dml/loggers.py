@@ -84,7 +84,8 @@ def wandb_logger(folder: str, project: str, group: str | None) -> WandbLogger:
         id=id_file.read_text().strip(),
         project=project,
         group=group,
-        offline=offline,
+        # Not Lightning's offline=True: it sets an environment variable for good, and to a word that W&B gave up.
+        mode="offline" if offline else "online",
         resume=None if offline else "allow",
     )
 

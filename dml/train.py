@@ -68,6 +68,7 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
         return pl.Trainer(
             **options,
             logger=False,
+            log_every_n_steps=1,  # Lightning logs nothing of ours; larger, it warns of short epochs
             callbacks=[course, TQDMProgressBar(refresh_rate=10)],
             plugins=[WholeCheckpoints()],
             max_epochs=-1,
@@ -179,7 +180,7 @@ class Course(Callback):
         with trainer.precision_plugin.val_step_context():
             table = embed(
                 _method(trainer),
-                self.parts.data.val_dataloader(),
+                self.parts.data.eval_dataloader(self.parts.data.eval_rows),
                 trainer.strategy.batch_to_device,
                 title=f"evaluating at step {trainer.global_step}" if trainer.is_global_zero else None,
             )

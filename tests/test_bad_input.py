@@ -60,7 +60,7 @@ def test_help_answers_quickly_and_names_the_groups() -> None:
         (["protocol.ks=[2,4]"], "has to hold 1"),
         (["protocol.unit=hours"], "steps or epochs"),
         (["protocol.every=0"], r"protocol\.every=0"),
-        (["method.lr=fast"], "method"),
+        (["lr=fast"], "lr"),
         (["trainer.max_steps=0"], r"trainer\.max_steps"),
         (["seed=-1"], "seed"),
         (["trainer.precision=7"], "precision"),
@@ -79,8 +79,8 @@ def test_one_sentence_and_nothing_written(
 def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"another configuration \(method.lr was 0.0003, is 0.5\)"):
-        run(configure(*TINY, "trainer.max_steps=2", "method.lr=0.5"), [])
+    with pytest.raises(UserError, match=r"another configuration \(lr was 0.001, is 0.5; method.lr was 0.001, is 0.5\)"):
+        run(configure(*TINY, "trainer.max_steps=2", "lr=0.5"), [])
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 

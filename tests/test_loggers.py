@@ -1,7 +1,8 @@
 """What is written where, read back."""
 
 import json
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,28 +40,38 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """Records of a `.wandb` file: seven bytes of W&B's own, then LevelDB's log format in blocks of 32 KiB."""
+    at, parts = 7, b""
+    assert content[:4] == b":W&B"
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:  # no room for a header: the block is padded
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
 @pytest.mark.usefixtures("offline")
 def test_wandb_offline_holds_config_figures_and_pictures(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     import wandb
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
+    from wandb.proto.wandb_internal_pb2 import Record
 
     metrics = run(configure(*TINY, "logger=wandb", "trainer.max_steps=2"), [])
     assert wandb.run is None  # finished
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert (tmp_path / "run" / "wandb_id").read_text() in file.name
-    store = DataStore()
-    store.open_for_scan(str(file))
     config, history = {}, []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for data in leveldb_records(file.read_bytes()):
+        record = Record.FromString(data)
         for item in record.config.update:
             config[item.key] = json.loads(item.value_json)
-        if record.history.item:
-            history.append(
-                {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            )
+        if items := record.history.item:
+            history.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
     assert config["head"]["dim"] == 16
     names = {name for record in history for name in record}
     assert {"test/recall@1", "train/loss", "curves", "gallery", "similarities"} <= names

@@ -119,7 +119,8 @@ def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
     metrics = json.loads((abe_folder / "metrics.json").read_text())
     assert f"{metrics['test/recall@1']:.4f}" in page
     for name in ("curves", "gallery", "learners", "similarities"):
-        assert Image.open(abe_folder / "figures" / f"{name}.png").size > (300, 300)
+        with Image.open(abe_folder / "figures" / f"{name}.png") as picture:
+            assert min(picture.size) > 300
 
 
 def test_a_checkpoint_rebuilds_the_method(abe_folder: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_finished_run_is_not_trained_again(configure: Configure, capsys: pytes
 
 def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
     def outcome(*overrides: str) -> list[dict[str, float]]:
-        folder = tmp_path / "-".join(overrides)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
         tiny_run(configure, "loss=margin", *overrides, f"paths.output_dir={folder}")
         return read_metrics(folder / "metrics.jsonl")
 
@@ -163,8 +164,8 @@ def test_precision_bf16_trains(configure: Configure) -> None:
 
 
 def test_a_loss_that_diverges_stops_the_run_and_saves(configure: Configure, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"loss term 'metric' became nan at step \d+: lower method.lr"):
-        tiny_run(configure, "method.lr=1e30", "loss=binomial_deviance")
+    with pytest.raises(UserError, match=r"loss term 'metric' became nan at step \d+: lower lr"):
+        tiny_run(configure, "lr=1e30", "loss=binomial_deviance")
     saved = torch.load(tmp_path / "run" / "checkpoints" / "non_finite.ckpt", weights_only=True)
     assert saved["global_step"] >= 1
     assert "became nan" in (tmp_path / "run" / "run.log").read_text()

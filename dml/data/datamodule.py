@@ -123,9 +123,6 @@ class DataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def val_dataloader(self) -> DataLoader[Item]:
-        return self.eval_dataloader(self.eval_rows)
-
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
         rank, world_size = self._ranks()

@@ -102,13 +102,13 @@ def render(character: str, size: int, seed: list[int]) -> np.ndarray:
     canvas = Image.fromarray(_gradient(rng, size, luma))
     _scribble(rng, canvas, luma, ink_luma)
     canvas.paste(_colour(rng, ink_luma), mask=_placed(rng, character, size))
-    pixels = np.asarray(canvas) + rng.normal(0, rng.uniform(2, 10), (size, size, 3))
+    pixels = np.asarray(canvas) + rng.normal(0, rng.uniform(2, 8), (size, size, 3))
     return pixels.clip(0, 255).astype(np.uint8)
 
 
 def _contrast(rng: np.random.Generator) -> tuple[float, float]:
-    """Luma (0..255) of background and ink, 80 to 130 apart, either way round."""
-    dark, gap = rng.uniform(30, 95), rng.uniform(80, 130)
+    """Luma (0..255) of background and ink, 100 to 150 apart, either way round."""
+    dark, gap = rng.uniform(25, 90), rng.uniform(100, 150)
     return (dark, dark + gap) if rng.random() < 0.5 else (dark + gap, dark)
 
 
@@ -134,11 +134,11 @@ def _scribble(rng: np.random.Generator, canvas: Image.Image, luma: float, ink_lu
     for _ in range(rng.integers(2, 6)):
         (x, y), (w, h) = rng.uniform(0, size, 2), rng.uniform(size / 10, size / 3, 2)
         draw.ellipse((x - w, y - h, x + w, y + h), fill=_colour(rng, luma + rng.uniform(-40, 40)))
-    for _ in range(rng.integers(3, 8)):
+    for _ in range(rng.integers(2, 6)):
         ends = rng.uniform(0, size, 4).tolist()
         width = int(rng.integers(1, max(2, size // 12) + 1))
         draw.line(ends, fill=_colour(rng, luma + rng.uniform(-50, 50)), width=width)
-    for _ in range(rng.integers(1, 4)):
+    for _ in range(rng.integers(0, 3)):
         start, step = rng.uniform(0, size, 2), rng.uniform(-size / 5, size / 5, 2)
         draw.line([*start, *(start + step)], fill=_colour(rng, ink_luma), width=max(1, size // 24))
 
@@ -147,11 +147,11 @@ def _placed(rng: np.random.Generator, character: str, size: int) -> Image.Image:
     """The character's mask, `L` of (size, size): typeface, turn, shear, size and position at random."""
     faces = typefaces(character)
     ink = _ink(faces[rng.integers(len(faces))], character, size)
-    turn, shear, stretch = rng.uniform(-0.3, 0.3), rng.uniform(-0.2, 0.2), rng.uniform(0.85, 1.18)
+    turn, shear, stretch = rng.uniform(-0.2, 0.2), rng.uniform(-0.15, 0.15), rng.uniform(0.87, 1.15)
     rotation = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     shape = rotation @ np.array([[stretch, shear], [0, 1 / stretch]])
     box = np.abs(shape) @ ink.size  # width and height after turning
-    shape *= size * rng.uniform(0.5, 0.85) / box.max()
+    shape *= size * rng.uniform(0.6, 0.9) / box.max()
     box = np.abs(shape) @ ink.size
     centre = size / 2 + rng.uniform(-0.5, 0.5, 2) * (size - box)
     back = np.linalg.inv(shape)  # PIL asks for output -> input

@@ -30,6 +30,9 @@ class Method(LightningModule):
         lr: learning rate of the backbone.
         head_lr_factor: what starts from random values (`fresh`) learns at `lr` times this; losses have factors of
             their own.
+
+    Raises:
+        UserError: a rate that is no positive number.
     """
 
     def __init__(
@@ -41,6 +44,9 @@ class Method(LightningModule):
         head_lr_factor: float = 1.0,
     ) -> None:
         super().__init__()
+        for name, rate in (("lr", lr), ("head_lr_factor", head_lr_factor)):
+            if not isinstance(rate, int | float) or rate <= 0:
+                raise UserError(f"method.{name}={rate} has to be a positive number.")
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer
@@ -80,7 +86,7 @@ class Method(LightningModule):
             if not torch.isfinite(value):
                 raise NonFiniteLoss(
                     f"The loss term '{name}' became {value.item()} at step {self.global_step + 1}: lower "
-                    "method.lr or set trainer.gradient_clip_val."
+                    "lr or set trainer.gradient_clip_val."
                 )
         total = torch.stack(list(terms.values())).sum()
         self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}

@@ -62,13 +62,15 @@ def _html(
         lstrip_blocks=True,
     )
     columns, together = rows(metrics)
+    ranked = [column for column in columns if f"learners/0/{column}" in metrics]  # learners are not clustered
     return environment.get_template("report.html.jinja").render(
         method=config["method"]["_target_"].rsplit(".", 1)[1],
         dataset=dataset,
         metrics=metrics,
         columns=[title(column) for column in columns],
         together=together,
-        apart=[[metrics.get(f"learners/{i}/{column}") for column in columns] for i in range(learners)],
+        ranked=[title(column) for column in ranked],
+        apart=[[metrics[f"learners/{i}/{column}"] for column in ranked] for i in range(learners)],
         config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
         pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         versions=f"dml {dml.__version__}, torch {torch.__version__}, Python {platform.python_version()}",

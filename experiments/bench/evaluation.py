@@ -8,7 +8,9 @@ without pruning avoids (9.4e11 for 60,502 x 128), and N^2 scores of 4 bytes (14.
 read at least once, in cache where a block is small enough. The bare product is that bound in practice; the aims are
 1.5 times it at most, and less time than faiss takes to find the 1,001 nearest for Recall@1000.
 
-All contenders run in turn, `--repeats` times, and medians are printed: other load on the machine touches all alike.
+All contenders run in turn, `--repeats` times, and medians are printed. Run it on idle cores: ours has many short
+parallel steps, whose threads wait for one another where other processes share the cores, and loses more than one
+long product does. On a shared machine OMP_NUM_THREADS=1 keeps the ratio meaningful.
 """
 
 import argparse

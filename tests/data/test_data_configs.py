@@ -31,7 +31,7 @@ def test_every_transform(configure: Configure, name: str) -> None:
 @pytest.mark.parametrize("name", names("sampler"))
 def test_every_sampler(configure: Configure, name: str) -> None:
     config = configure(f"sampler={name}", "sampler.batch_size=16")
-    sampler = instantiate(config.sampler)(labels=np.repeat(np.arange(8), 10), seed=0)
+    sampler = instantiate(config.sampler, labels=np.repeat(np.arange(8), 10), seed=0)
     assert len(next(iter(sampler))) == 16
 
 

@@ -72,7 +72,7 @@ def test_training_batches_hold_the_rows_and_contiguous_labels() -> None:
 
 def test_evaluation_goes_through_queries_then_gallery_in_order() -> None:
     data = module(gallery_rows=np.array([30, 2]))
-    batches = list(data.val_dataloader())
+    batches = list(data.eval_dataloader(data.eval_rows))
     assert [len(b["index"]) for b in batches] == [7, 7, 7, 6]
     assert torch.cat([b["index"] for b in batches]).tolist() == [*range(25, 50), 30, 2]
     assert batches[0]["label"].tolist() == RECORDS.labels[25:32].tolist()
@@ -83,14 +83,17 @@ def test_evaluation_goes_through_queries_then_gallery_in_order() -> None:
 def test_workers_change_nothing() -> None:
     alone, helped = module(0), module(2)
     assert_same(train_batches(alone, 5), train_batches(helped, 5))
-    assert_same(list(alone.val_dataloader()), list(helped.val_dataloader()))
+    assert_same(list(alone.eval_dataloader(alone.eval_rows)), list(helped.eval_dataloader(helped.eval_rows)))
 
 
 def test_two_ranks_share_what_one_sees() -> None:
     whole = train_batches(module(), 4)
     halves = [train_batches(attach(module(), rank, 2), 4) for rank in range(2)]
     assert_same(whole, [{key: torch.cat([a[key], b[key]]) for key in a} for a, b in zip(*halves, strict=True)])
-    parts = [torch.cat([b["index"] for b in attach(module(), rank, 2).val_dataloader()]) for rank in range(2)]
+    parts = [
+        torch.cat([b["index"] for b in attach(module(), rank, 2).eval_dataloader(np.arange(25, 50))])
+        for rank in range(2)
+    ]
     assert [len(part) for part in parts] == [13, 12]  # no padding
     assert sorted(torch.cat(parts).tolist()) == list(range(25, 50))
 
@@ -114,7 +117,7 @@ def test_augmentation_differs_between_steps_and_places_and_leaves_the_generator_
 
 def test_a_worker_uses_one_thread() -> None:
     threads = v2.Compose([lambda image: torch.tensor(torch.get_num_threads())])
-    batch = next(iter(module(1, test_transform=threads).val_dataloader()))
+    batch = next(iter(module(1, test_transform=threads).eval_dataloader(np.arange(25, 32))))
     assert set(batch["image"].tolist()) == {1}
 
 
@@ -127,7 +130,7 @@ def test_an_unreadable_image_is_one_sentence_from_a_worker_too(workers: int) -> 
 
     records = Records("some", RECORDS.paths, RECORDS.labels, RECORDS.roles, RECORDS.class_names, broken)
     with pytest.raises(UserError) as caught:
-        list(module(workers, records).val_dataloader())
+        list(module(workers, records).eval_dataloader(np.arange(25, 50)))
     expected = f"the image {RECORDS.paths[26]} cannot be read (image file is truncated): repair it, or remove it and"
     assert str(caught.value) == f"{expected} start again"
 
@@ -150,8 +153,6 @@ class Witness(pl.LightningModule):
 
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
-    "ignore:You passed in a `val_dataloader`",
-    "ignore:.*treespec, LeafSpec:FutureWarning",  # Lightning 2.6 calls torch's older name
 )
 def test_a_resumed_fit_sees_what_an_uninterrupted_one_sees(tmp_path: Path) -> None:
     def fit(steps: int, resume: Path | None = None) -> tuple[Witness, pl.Trainer]:

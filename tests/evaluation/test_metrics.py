@@ -251,11 +251,20 @@ def low_precision() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("low_precision")
-def test_precision_of_training_does_not_reach_evaluation():
-    embeddings, labels = points(100, 64, seed=0), np.arange(100) // 4
+def test_precision_of_training_does_not_reach_evaluation(monkeypatch):
+    """Which products a lower precision changes depends on the processor, so the setting itself is looked at."""
+    embeddings, labels = points(100, 64, seed=0).astype(np.float32), np.arange(100) // 4
+    product, seen = torch.mm, set()
+
+    def spy(*operands: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return product(*operands, out=out)
+
+    monkeypatch.setattr(torch, "mm", spy)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = rank(torch.as_tensor(embeddings, dtype=torch.float32).requires_grad_(), labels)
-    assert_same(actual, by_definition(embeddings.astype(np.float32), labels))
+        actual = rank(torch.as_tensor(embeddings).requires_grad_(), labels)
+    assert_same(actual, by_definition(embeddings, labels))
+    assert seen == {"highest"}
     assert torch.get_float32_matmul_precision() == "medium"
 
 

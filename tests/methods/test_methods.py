@@ -113,7 +113,7 @@ def test_width_that_learners_cannot_share(configure: Configure) -> None:
 
 
 def test_unknown_stage_lists_the_stages(configure: Configure) -> None:
-    with pytest.raises(UserError, match="nowhere.*block1"):
+    with pytest.raises(UserError, match=r"nowhere.*block1"):
         method_of(configure, "method=abe", "method.branch=nowhere")
 
 
@@ -144,5 +144,5 @@ def test_complexity_counts_multiply_adds(configure: Configure) -> None:
 def test_a_loss_that_is_not_finite_names_its_term_and_step(configure: Configure, bad: float) -> None:
     method = method_of(configure, "method=abe")
     method.objective = lambda *_: {"metric": torch.tensor(1.0), "divergence": torch.tensor(bad)}  # type: ignore[method-assign]
-    with pytest.raises(NonFiniteLoss, match="'divergence' became (nan|inf) at step 1"):
+    with pytest.raises(NonFiniteLoss, match=r"'divergence' became (nan|inf) at step 1"):
         method.training_step({"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0])}, 0)
