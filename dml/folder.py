@@ -70,9 +70,18 @@ class RunFolder:
             )
 
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
-        """Makes the folder and writes the configuration into it."""
-        for name in ("checkpoints", "figures"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+        """Makes the folder and writes the configuration into it.
+
+        Raises:
+            UserError: the folder cannot be made.
+        """
+        try:
+            for name in ("checkpoints", "figures"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be made ({error.strerror}): choose another with paths.output_dir=FOLDER."
+            ) from error
         replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
         replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
 

@@ -25,6 +25,8 @@ from dml.reporting.report import write_report
 from dml.reporting.table import print_table
 
 log = logging.getLogger("dml")
+# Which devices there are, tips and adverts: not what a user waits for.
+logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
 
 
 def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
@@ -54,6 +56,8 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
             _fit(config, folder, parts, trainer)
         except BaseException as error:
             log.error("%s: %s", type(error).__name__, error)
+            if not isinstance(error, UserError):
+                print(f"\nStopped: the same options with paths.output_dir={folder.path} go on.", file=sys.stderr)
             raise
     return _close(folder) if trainer.is_global_zero else {}
 
@@ -164,16 +168,16 @@ class Course(Callback):
             figures, table = self._evaluate(trainer)
             if figures["test/recall@1"] > self.state["best"].get("test/recall@1", -1.0):
                 self.state |= {"best": figures, "best_step": step}
-                trainer.save_checkpoint(self.folder.best)
+                trainer.save_checkpoint(self.folder.best, weights_only=False)
             if last:
                 self._report(trainer, figures, table)
         if evaluated or step % self.config.trainer.checkpoint_every == 0:
-            trainer.save_checkpoint(self.folder.last)
+            trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, NonFiniteLoss):
-            trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt")
+            trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt", weights_only=False)
 
     def _evaluate(self, trainer: pl.Trainer) -> tuple[dict[str, float], Table]:
         final = trainer.global_step == self.last_step

@@ -103,6 +103,11 @@ def test_a_file_in_the_place_of_the_folder(configure: Configure, tmp_path: Path)
         run(configure(*TINY), [])
 
 
+def test_a_folder_that_cannot_be_made(configure: Configure) -> None:
+    with pytest.raises(UserError, match=r"/proc/run .*paths\.output_dir"):
+        run(configure(*TINY, "paths.output_dir=/proc/run"), [])
+
+
 def test_a_checkpoint_cut_short_is_told(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"

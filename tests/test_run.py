@@ -169,3 +169,11 @@ def test_a_loss_that_diverges_stops_the_run_and_saves(configure: Configure, tmp_
     saved = torch.load(tmp_path / "run" / "checkpoints" / "non_finite.ckpt", weights_only=True)
     assert saved["global_step"] >= 1
     assert "became nan" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_sweep_is_a_folder_a_job(tmp_path: Path) -> None:
+    options = [*TINY, "trainer.max_steps=2", "protocol.clustering=false", "seed=1,2", f"paths.sweep_dir={tmp_path}"]
+    subprocess.run([sys.executable, "-m", "dml.run", "-m", *options], capture_output=True, check=True)
+    for job, seed in (("0", 1), ("1", 2)):
+        assert OmegaConf.load(tmp_path / job / "config.yaml").seed == seed
+        assert json.loads((tmp_path / job / "metrics.json").read_text())["run/steps"] == 2
