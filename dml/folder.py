@@ -82,6 +82,8 @@ class RunFolder:
             raise UserError(
                 f"{self.path} cannot be made ({error.strerror}): choose another with paths.output_dir=FOLDER."
             ) from error
+        for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
+            torn.unlink(missing_ok=True)
         replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
         replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
 

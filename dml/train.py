@@ -141,10 +141,11 @@ class Course(Callback):
         checkpoint["config"] = self.container
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        fresh = trainer.global_step == 0
         for logger in trainer.loggers:
             if isinstance(logger, FolderLogger):
-                logger.forget_after(trainer.global_step)
-        if trainer.global_step == 0:
+                logger.forget_after(-1 if fresh else trainer.global_step)
+        if fresh:
             self.state["untrained"] = self._evaluate(trainer)[0]
         else:
             log.info("resumed at step %d", trainer.global_step)

@@ -46,6 +46,8 @@ def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dic
 def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: list[str]) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert start(undisturbed, *options).wait() == 0
+    kill_after_step(start(disturbed, *options), disturbed, 1)  # before the first checkpoint
+    (disturbed / "checkpoints" / ".last.ckpt.1").write_bytes(b"torn")
     kill_after_step(start(disturbed, *options), disturbed, 6)  # two steps past a checkpoint
     kill_after_step(start(disturbed, *options), disturbed, 17)
     assert start(disturbed, *options).wait() == 0
@@ -55,4 +57,5 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: list[str
     assert again[0] == metrics
     assert again[1] == records
     assert all(torch.equal(again[2][name], value) for name, value in tensors.items())
+    assert not (disturbed / "checkpoints" / ".last.ckpt.1").exists()
     assert "resumed at step" in (disturbed / "run.log").read_text()
