@@ -73,7 +73,7 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
             **options,
             logger=False,
             log_every_n_steps=1,  # Lightning logs nothing of ours; larger, it warns of short epochs
-            callbacks=[course, TQDMProgressBar(refresh_rate=10)],
+            callbacks=[course, Bar(refresh_rate=10)],
             plugins=[WholeCheckpoints()],
             max_epochs=-1,
             use_distributed_sampler=False,
@@ -114,6 +114,14 @@ def _close(folder: RunFolder) -> dict[str, float]:
     print_table(metrics)
     print(f"Report: {folder.path / 'report.html'}")
     return metrics
+
+
+class Bar(TQDMProgressBar):
+    """Lightning's, without its "Epoch 0": a run is counted in steps."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        super().on_train_epoch_start(trainer)
+        self.train_progress_bar.set_description("training")
 
 
 class Course(Callback):

@@ -1,6 +1,10 @@
 """Two real gloo processes with half the batch each take the step of one process with the whole batch."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,9 @@ from torch.nn import functional as F
 
 from dml.distributed import gather
 from dml.evaluation.evaluator import Collector
+from dml.loggers import read_metrics
 from dml.losses.functional import contrastive, divergence
+from tests.conftest import TINY
 
 
 def _gradients(part: slice) -> dict[str, torch.Tensor]:
@@ -59,3 +65,17 @@ def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]], shar
         np.testing.assert_array_equal(table["rows"], [3, 5, 7, 9])
         np.testing.assert_array_equal(table["labels"], [0, 2, 1, 0])
         np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
+
+
+def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
+    """The command line, Lightning's launcher and gloo: losses and figures of both runs agree."""
+    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics"]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    two = ["trainer=ddp", "trainer.devices=2", *options]  # the group first: options override it
+    for folder, chosen in ((alone, options), (together, two)):
+        subprocess.run(
+            [sys.executable, "-m", "dml.run", *chosen, f"paths.output_dir={folder}"], check=True, capture_output=True
+        )
+    for one, other in zip(read_metrics(alone / "metrics.jsonl"), read_metrics(together / "metrics.jsonl"), strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    assert json.loads((together / "metrics.json").read_text())["test/queries"] == 72  # each image once
