@@ -28,6 +28,7 @@ class Parts:
     protocol: Conventional
     data: DataModule
     method: Method
+    complexity: dict[str, int]
 
 
 def make(config: DictConfig, **arguments: Any) -> Any:
@@ -56,6 +57,7 @@ def build(config: DictConfig) -> Parts:
     Raises:
         UserError: whatever the components say of their options.
     """
+    _check_complete(config)
     if not 0 <= config.seed < 2**32:
         raise UserError(f"seed={config.seed} has to lie between 0 and {2**32 - 1}.")
     pl.seed_everything(config.seed, verbose=False)
@@ -64,7 +66,24 @@ def build(config: DictConfig) -> Parts:
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
-    return Parts(records, split, protocol, data, build_method(config))
+    method = build_method(config)
+    try:
+        size = complexity(method, config.image_size)
+    except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
+        raise UserError(
+            f"image_size={config.image_size} does not pass the network ({str(error).splitlines()[0]}): choose a "
+            "larger one."
+        ) from error
+    return Parts(records, split, protocol, data, method, size)
+
+
+def _check_complete(config: DictConfig) -> None:
+    """Raises UserError where an option without a default was not given."""
+    filled = config.copy()
+    filled.runtime.update(train_classes=0, learner_dim=0)  # known later
+    missing = sorted(OmegaConf.missing_keys(filled))
+    if missing:
+        raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
@@ -90,13 +109,18 @@ def build_method(config: DictConfig) -> Method:
         config: with `runtime.train_classes` filled in; `runtime.learner_dim` is set here.
 
     Raises:
-        UserError: a total width that the learners cannot share evenly.
+        UserError: no number of learners, or a total width that they cannot share evenly.
     """
     learners, dim = config.runtime.learners, config.head.dim
-    if learners < 1 or dim < 1 or dim % learners:
+    if not isinstance(learners, int) or learners < 1:
+        named = "method.M" if "M" in config.method else "runtime.learners"
+        raise UserError(f"{named}={learners} has to be a whole number of 1 or more.")
+    if not isinstance(dim, int) or dim < 1:
+        raise UserError(f"head.dim={dim} has to be a whole number of 1 or more.")
+    if dim % learners:
         raise UserError(
             f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
-            f"{learners}, for example head.dim={max(1, round(dim / max(1, learners))) * max(1, learners)}."
+            f"{learners}, for example head.dim={max(1, round(dim / learners)) * learners}."
         )
     with open_dict(config):
         config.runtime.learner_dim = dim // learners

@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from dml.build import Parts, build, complexity, make
+from dml.build import Parts, build, make
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table, embed
 from dml.files import WholeCheckpoints
@@ -218,7 +218,7 @@ class Course(Callback):
             | _renamed(state["untrained"], "untrained")
             | {"data/train/images": data.train_images, "data/train/classes": data.train_classes}
             | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
-            | {f"model/{k}": v for k, v in complexity(_method(trainer), self.config.image_size).items()}
+            | {f"model/{name}": value for name, value in self.parts.complexity.items()}
             | {"run/steps": self.last_step, "run/seconds": state["seconds"]}
             | {"run/images_per_second": images / state["seconds"]}
         )

@@ -63,6 +63,9 @@ def test_help_answers_quickly_and_names_the_groups() -> None:
         (["lr=fast"], "lr"),
         (["trainer.max_steps=0"], r"trainer\.max_steps"),
         (["seed=-1"], "seed"),
+        (["image_size=4"], r"image_size=4 .* larger"),
+        (["method=abe", "method.M=0"], r"method\.M=0"),
+        (["head.dim=many"], r"head\.dim=many"),
         (["trainer.precision=7"], "precision"),
         (["trainer.accelerator=abacus"], "abacus"),
     ],
@@ -101,6 +104,11 @@ def test_a_file_in_the_place_of_the_folder(configure: Configure, tmp_path: Path)
     (tmp_path / "run").write_text("a file")
     with pytest.raises(UserError, match="no folder that can be written"):
         run(configure(*TINY), [])
+
+
+def test_an_option_without_a_default(configure: Configure) -> None:
+    with pytest.raises(UserError, match=r"dataset\.root has no value: give it with dataset\.root=VALUE"):
+        run(configure("dataset=folder"), [])
 
 
 def test_a_folder_that_cannot_be_made(configure: Configure) -> None:
