@@ -15,8 +15,8 @@ install: .venv/installed  ## make .venv and install dml into it (faiss for the G
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA),dev]'
 	touch $@
 
-run: install  ## train the default configuration (ABE-4 on rendered characters) and say where the report lies; ARGS="..." adds options
-	$(BIN)/python -m dml.run paths.output_dir=runs/default $(ARGS)
+run: install  ## train the default configuration and say where the report lies; ARGS="..." are options of another run
+	$(BIN)/python -m dml.run $(if $(ARGS),$(ARGS),paths.output_dir=runs/default)
 
 test: install  ## run the tests; ARGS="-m slow" or ARGS="-k abe" chooses others
 	$(BIN)/python -m pytest $(ARGS)

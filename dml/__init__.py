@@ -1,3 +1,3 @@
-"""Deep metric learning research: five published methods, exactly evaluated, side by side."""
+"""Deep metric learning research: published methods side by side, exactly evaluated."""
 
 __version__ = "0.1.0"

@@ -58,8 +58,7 @@ def build(config: DictConfig) -> Parts:
         UserError: whatever the components say of their options.
     """
     _check_complete(config)
-    if not 0 <= config.seed < 2**32:
-        raise UserError(f"seed={config.seed} has to lie between 0 and {2**32 - 1}.")
+    _check_numbers(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
     records = readable(make(config.dataset), config.paths.cache_dir)
@@ -84,6 +83,27 @@ def _check_complete(config: DictConfig) -> None:
     missing = sorted(OmegaConf.missing_keys(filled))
     if missing:
         raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
+
+
+def _check_numbers(config: DictConfig) -> None:
+    """Raises UserError where an option that every configuration has is no whole number in its range."""
+    smallest = {
+        "seed": 0,
+        "trainer.num_workers": 0,
+        "image_size": 1,
+        "head.dim": 1,
+        "sampler.batch_size": 1,
+        "sampler.m": 1,
+        "trainer.max_steps": 1,
+        "trainer.log_every": 1,
+        "trainer.checkpoint_every": 1,
+    }
+    for name, least in smallest.items():
+        value = OmegaConf.select(config, name)
+        if value is None and name == "sampler.m":
+            continue  # of m_per_class alone
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
+            raise UserError(f"{name}={value} has to be a whole number between {least} and {2**32 - 1}.")
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
@@ -115,8 +135,6 @@ def build_method(config: DictConfig) -> Method:
     if not isinstance(learners, int) or learners < 1:
         named = "method.M" if "M" in config.method else "runtime.learners"
         raise UserError(f"{named}={learners} has to be a whole number of 1 or more.")
-    if not isinstance(dim, int) or dim < 1:
-        raise UserError(f"head.dim={dim} has to be a whole number of 1 or more.")
     if dim % learners:
         raise UserError(
             f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "

@@ -1,5 +1,6 @@
 """The folder of a run: what lies in it, and whether a configuration may go on in it."""
 
+import fcntl
 import json
 import logging
 import os
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.errors import UserError
 from dml.files import replace_file
@@ -18,7 +21,7 @@ from dml.files import replace_file
 # How and where a run is carried out, not what it computes: these may change when it is resumed.
 EXECUTION = (
     "paths.",
-    "logger.",
+    "logger",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",
@@ -47,15 +50,16 @@ class RunFolder:
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"{nearest} is no folder that can be written: choose another with paths.output_dir=FOLDER.")
-        if not self.config_file.exists():
-            if self.path.exists() and any(self.path.iterdir()):
-                raise UserError(
-                    f"{self.path} is not empty and holds no run (it has no config.yaml): name another folder with "
-                    "paths.output_dir=FOLDER."
-                )
+        if not self.path.exists() or not any(self.path.iterdir()):
             return
-        saved = OmegaConf.load(self.config_file)
-        assert isinstance(saved, DictConfig)
+        saved = _saved(self.config_file)
+        if saved is None:
+            raise UserError(
+                f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder with "
+                "paths.output_dir=FOLDER."
+            )
+        if not self.last.exists():
+            return  # nothing was trained yet: a first attempt may be corrected
         before, now = _flat(saved, saved.runtime), _flat(config, saved.runtime)
         different = [
             f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
@@ -82,8 +86,6 @@ class RunFolder:
             raise UserError(
                 f"{self.path} cannot be made ({error.strerror}): choose another with paths.output_dir=FOLDER."
             ) from error
-        for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
-            torn.unlink(missing_ok=True)
         replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
         replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
 
@@ -101,15 +103,36 @@ class RunFolder:
             return False
         try:
             checkpoint = torch.load(self.last, map_location="cpu", weights_only=True, mmap=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            done = checkpoint["global_step"] >= checkpoint["config"]["trainer"]["max_steps"]
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
             raise UserError(f"{self.last} cannot be read: delete it to train from the start.") from error
-        return checkpoint["global_step"] >= checkpoint["config"]["trainer"]["max_steps"]
+        if done and not (self.path / "metrics.json").exists():
+            raise UserError(f"{self.path} has lost its metrics.json: delete {self.last} to train from the start.")
+        return done
 
     def metrics(self) -> dict[str, float]:
         return json.loads((self.path / "metrics.json").read_text())
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         replace_file(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Raises UserError where another process trains in this folder; a killed one holds nothing."""
+        if getattr(rank_zero_only, "rank", 0) != 0:  # rank 0 holds it for all
+            yield
+            return
+        with (self.path / "run.log").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.path} is being trained by another process: wait for it, or name another folder with "
+                    "paths.output_dir=FOLDER."
+                ) from None
+            for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
+                torn.unlink()
+            yield
 
     @contextmanager
     def logged(self) -> Iterator[None]:
@@ -138,6 +161,15 @@ class RunFolder:
             del os.environ["DML_OUTPUT_DIR"]
 
 
+def _saved(file: Path) -> DictConfig | None:
+    """The configuration of a run; None where the file is missing or something else's."""
+    try:
+        config = OmegaConf.load(file)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return None
+    return config if isinstance(config, DictConfig) and "runtime" in config and "method" in config else None
+
+
 def _flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     """Dotted names and values of all options; `runtime`, known once the data is, is taken from elsewhere."""
 
@@ -153,4 +185,9 @@ def _flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     filled.runtime = runtime
     container = OmegaConf.to_container(filled, resolve=True)
     assert isinstance(container, dict)
-    return {name: value for name, value in walk(container, "") if not name.startswith(("runtime.", *EXECUTION))}
+    flat = {name: value for name, value in walk(container, "") if not name.startswith(("runtime.", *EXECUTION))}
+    data_dir = str(filled.paths.data_dir)  # data that moved are the same data
+    return {
+        name: value.replace(data_dir, "DATA", 1) if isinstance(value, str) and value.startswith(data_dir) else value
+        for name, value in flat.items()
+    }

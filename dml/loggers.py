@@ -1,6 +1,7 @@
 """Where figures go while a run lasts: always its folder, and W&B or TensorBoard where asked for."""
 
 import csv
+import io
 import json
 import os
 import secrets
@@ -49,13 +50,14 @@ class FolderLogger(Logger):
             replace_file(self.path, "".join(kept))
 
     @rank_zero_only
-    def finalize(self, status: str) -> None:
-        records = read_metrics(self.path) if self.path.exists() else []
-        columns = list(dict.fromkeys(name for record in records for name in record))
-        with (self.path.parent / "metrics.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(records)
+    def save(self) -> None:
+        """Writes `metrics.csv` anew."""
+        records = read_metrics(self.path) if self.path.exists() else []  # Lightning calls this too, at any time
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(dict.fromkeys(name for record in records for name in record)))
+        writer.writeheader()
+        writer.writerows(records)
+        replace_file(self.path.parent / "metrics.csv", table.getvalue())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -70,14 +72,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def wandb_logger(folder: str, project: str, group: str | None) -> WandbLogger:
     """A W&B run whose id lies in the run's folder, so that a resumed run goes on in it.
 
-    Online where `WANDB_MODE` says so or a key is at hand, else offline.
+    In the mode that `WANDB_MODE` says; without one online where a key is at hand, else offline.
     """
     import wandb
 
     id_file = Path(folder) / "wandb_id"
     if not id_file.exists():
         replace_file(id_file, secrets.token_hex(4))
-    offline = os.environ.get("WANDB_MODE", "online" if wandb.login(prompt=False) else "offline") != "online"
+    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
     return WandbLogger(
         name=Path(folder).name,
         save_dir=folder,
@@ -85,8 +87,8 @@ def wandb_logger(folder: str, project: str, group: str | None) -> WandbLogger:
         project=project,
         group=group,
         # Not Lightning's offline=True: it sets an environment variable for good, and to a word that W&B gave up.
-        mode="offline" if offline else "online",
-        resume=None if offline else "allow",
+        mode=mode,
+        resume="allow" if mode == "online" else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -51,7 +52,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     parts = build(config)
     trainer = _trainer(config, Course(config, folder, parts))
     folder.open(config, overrides)
-    with folder.logged():
+    with folder.locked(), folder.logged():
         try:
             _fit(config, folder, parts, trainer)
         except BaseException as error:
@@ -64,8 +65,6 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 
 def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
     """Raises UserError where Lightning refuses an option."""
-    if config.trainer.max_steps < 1:
-        raise UserError(f"trainer.max_steps={config.trainer.max_steps} has to be 1 or more.")
     ours = ("log_every", "checkpoint_every", "num_workers")
     options = {name: value for name, value in config.trainer.items() if name not in ours}
     try:
@@ -173,6 +172,9 @@ class Course(Callback):
         if step % self.config.trainer.log_every == 0:
             self._log(trainer, {name: float(value) for name, value in _method(trainer).terms.items()})
         evaluated = last or step % self.every == 0
+        saved = evaluated or step % self.config.trainer.checkpoint_every == 0
+        if saved:
+            _check_finite(module, step)
         if evaluated:
             figures, table = self._evaluate(trainer)
             if figures["test/recall@1"] > self.state["best"].get("test/recall@1", -1.0):
@@ -180,7 +182,7 @@ class Course(Callback):
                 trainer.save_checkpoint(self.folder.best, weights_only=False)
             if last:
                 self._report(trainer, figures, table)
-        if evaluated or step % self.config.trainer.checkpoint_every == 0:
+        if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
 
@@ -190,16 +192,22 @@ class Course(Callback):
 
     def _evaluate(self, trainer: pl.Trainer) -> tuple[dict[str, float], Table]:
         final = trainer.global_step == self.last_step
+        if trainer.world_size > 1:
+            # Where batch norm is not frozen each rank has its own running statistics: one network is evaluated.
+            for buffer in _method(trainer).buffers():
+                torch.distributed.broadcast(buffer, 0)
         with trainer.precision_plugin.val_step_context():
             table = embed(
                 _method(trainer),
                 self.parts.data.eval_dataloader(self.parts.data.eval_rows),
-                trainer.strategy.batch_to_device,
+                lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),
                 title=f"evaluating at step {trainer.global_step}" if trainer.is_global_zero else None,
             )
         figures = self.parts.protocol.score(table, self.parts.split, final=final)
         log.info("step %d: Recall@1 %.4f", trainer.global_step, figures["test/recall@1"])
         self._log(trainer, figures)
+        for logger in trainer.loggers:
+            logger.save()
         return figures, table
 
     def _log(self, trainer: pl.Trainer, figures: dict[str, float]) -> None:
@@ -230,6 +238,16 @@ class Course(Callback):
 def _renamed(figures: dict[str, float], prefix: str) -> dict[str, float]:
     """`test/recall@1` -> `<prefix>/recall@1`; the learners' figures are left out."""
     return {f"{prefix}/{name.removeprefix('test/')}": v for name, v in figures.items() if name.startswith("test/")}
+
+
+def _check_finite(module: pl.LightningModule, step: int) -> None:
+    """Before a checkpoint that could be resumed from only to fail again."""
+    for name, parameter in module.named_parameters():
+        if not torch.isfinite(parameter.detach().sum()):
+            raise NonFiniteLoss(
+                f"The parameter '{name}' became NaN or infinite at step {step}: lower lr or set "
+                "trainer.gradient_clip_val."
+            )
 
 
 def _method(trainer: pl.Trainer) -> Method:

@@ -28,7 +28,7 @@ def test_csv_has_a_column_a_figure(tmp_path: Path) -> None:
     logger = FolderLogger(tmp_path)
     logger.log_metrics({"loss": 0.5}, 1)
     logger.log_metrics({"recall": 0.25}, 2)
-    logger.finalize("success")
+    logger.save()
     assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,recall", "1,0.5,", "2,,0.25"]
 
 

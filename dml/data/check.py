@@ -84,7 +84,12 @@ def _decode_all(records: Records, rows: list[int], workers: int) -> list[int]:
 
 
 def _remember(memory: Path, bad: list[str]) -> None:
-    memory.parent.mkdir(parents=True, exist_ok=True)
     beside = memory.with_suffix(f".{os.getpid()}")
-    beside.write_text(json.dumps(bad), encoding="utf-8")
-    os.replace(beside, memory)  # whole or not at all, whoever else is checking
+    try:
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(bad), encoding="utf-8")
+        os.replace(beside, memory)  # whole or not at all, whoever else is checking
+    except OSError as error:
+        raise UserError(
+            f"the cache folder {memory.parent} cannot be written ({error.strerror}): set paths.cache_dir"
+        ) from error

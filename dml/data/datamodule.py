@@ -114,7 +114,8 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Item]:
         """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on."""
         self.sampler.rank, self.sampler.world_size = self._ranks()
-        self.sampler.start_step = self.trainer.global_step if self.trainer else 0
+        repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
+        self.sampler.start_step = self.trainer.global_step if self.trainer and not repeats else 0
         return DataLoader(
             self._train_set,
             batch_sampler=self.sampler,

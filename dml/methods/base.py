@@ -81,17 +81,23 @@ class Method(LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         embeddings, labels = gather(self.embed(batch["image"]), batch["label"])
-        terms = self.objective(embeddings, labels)
+        # Miners fail on NaN in words of their own.
+        self._check_finite("embeddings", embeddings.detach().sum())
+        with torch.autocast(embeddings.device.type, enabled=False):
+            terms = self.objective(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels)
         for name, value in terms.items():
-            if not torch.isfinite(value):
-                raise NonFiniteLoss(
-                    f"The loss term '{name}' became {value.item()} at step {self.global_step + 1}: lower "
-                    "lr or set trainer.gradient_clip_val."
-                )
+            self._check_finite(name, value.detach())
         total = torch.stack(list(terms.values())).sum()
         self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
         self.log("loss", total.detach(), prog_bar=True, logger=False)
         return total
+
+    def _check_finite(self, term: str, value: Tensor) -> None:
+        if not torch.isfinite(value):
+            raise NonFiniteLoss(
+                f"The loss term '{term}' became {value.item()} at step {self.global_step + 1}: lower lr or set "
+                "trainer.gradient_clip_val."
+            )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""

@@ -140,6 +140,21 @@ def test_complexity_counts_multiply_adds(configure: Configure) -> None:
     assert complexity(method, 32) == {"params": expected, "flops": by_hand}
 
 
+def test_the_objective_is_computed_in_float32_under_mixed_precision(configure: Configure) -> None:
+    method = method_of(configure, "method=abe")
+    seen: list[torch.dtype] = []
+
+    def objective(embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.extend([embeddings.dtype, (embeddings[:, 0] @ embeddings[:, 0].T).dtype])
+        return {"metric": embeddings.sum()}
+
+    method.objective = objective  # type: ignore[method-assign]
+    method.log = lambda *_, **__: None  # type: ignore[method-assign]  # there is no trainer
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        method.training_step({"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0])}, 0)
+    assert seen == [torch.float32, torch.float32]
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_names_its_term_and_step(configure: Configure, bad: float) -> None:
     method = method_of(configure, "method=abe")
