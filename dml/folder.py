@@ -50,8 +50,8 @@ class RunFolder:
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(f"{nearest} is no folder that can be written: choose another with paths.output_dir=FOLDER.")
-        if not self.path.exists() or not any(self.path.iterdir()):
-            return
+        if not self.path.exists() or all(path.name.startswith(".") for path in self.path.iterdir()):
+            return  # empty but for what a kill left of a first file
         saved = _saved(self.config_file)
         if saved is None:
             raise UserError(
@@ -80,14 +80,16 @@ class RunFolder:
             UserError: the folder cannot be made.
         """
         try:
-            for name in ("checkpoints", "figures"):
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be made ({error.strerror}): choose another with paths.output_dir=FOLDER."
             ) from error
-        replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+        # First of all, so that the folder of a run killed here is known as one.
         replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
+        replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+        for name in ("checkpoints", "figures"):
+            (self.path / name).mkdir(exist_ok=True)
 
     def checkpoint(self) -> Path | None:
         """Where to go on from, if anywhere."""

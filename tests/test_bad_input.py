@@ -118,6 +118,12 @@ def test_a_config_of_something_else(configure: Configure, tmp_path: Path) -> Non
         run(configure(*TINY), [])
 
 
+def test_a_folder_killed_while_it_was_made_is_taken_up(configure: Configure, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.yaml.1").write_text("half of it")
+    assert run(configure(*TINY, "trainer.max_steps=2"), [])["run/steps"] == 2
+
+
 def test_a_finished_run_without_its_metrics(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     (tmp_path / "run" / "metrics.json").unlink()
