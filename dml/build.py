@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
 from dml.data.check import readable
@@ -16,7 +16,9 @@ from dml.data.datamodule import DataModule
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional, Split
+from dml.losses import Loss
 from dml.methods.base import Method
+from dml.models.heads import Head
 
 
 @dataclass
@@ -59,6 +61,7 @@ def build(config: DictConfig) -> Parts:
     """
     _check_complete(config)
     _check_numbers(config)
+    _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
     records = readable(make(config.dataset), config.paths.cache_dir)
@@ -79,7 +82,7 @@ def build(config: DictConfig) -> Parts:
 def _check_complete(config: DictConfig) -> None:
     """Raises UserError where an option without a default was not given."""
     filled = config.copy()
-    filled.runtime.update(train_classes=0, learner_dim=0)  # known later
+    filled.runtime.update(train_classes=0, embedding_dim=0)  # known later
     missing = sorted(OmegaConf.missing_keys(filled))
     if missing:
         raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
@@ -106,6 +109,13 @@ def _check_numbers(config: DictConfig) -> None:
             raise UserError(f"{name}={value} has to be a whole number between {least} and {2**32 - 1}.")
 
 
+def _check_pairs(config: DictConfig) -> None:
+    """Raises UserError where a loss asks for pairs that the sampler does not draw."""
+    explicit = OmegaConf.select(config, "loss.loss.pairs") == "explicit"
+    if explicit and config.sampler._target_ != "dml.data.samplers.Pairs":
+        raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+
+
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
     train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
     return DataModule(
@@ -123,29 +133,24 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
 
 
 def build_method(config: DictConfig) -> Method:
-    """Backbone, head and one loss a learner, put into the method.
+    """The backbone, and what makes heads and losses, put into the method.
 
     Args:
-        config: with `runtime.train_classes` filled in; `runtime.learner_dim` is set here.
+        config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here.
 
     Raises:
-        UserError: no number of learners, or a total width that they cannot share evenly.
+        UserError: whatever the components say of their options.
     """
-    learners, dim = config.runtime.learners, config.head.dim
-    if not isinstance(learners, int) or learners < 1:
-        named = "method.M" if "M" in config.method else "runtime.learners"
-        raise UserError(f"{named}={learners} has to be a whole number of 1 or more.")
-    if dim % learners:
-        raise UserError(
-            f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
-            f"{learners}, for example head.dim={max(1, round(dim / learners)) * learners}."
-        )
-    with open_dict(config):
-        config.runtime.learner_dim = dim // learners
     backbone = make(config.backbone)
-    head = make(config.head, in_channels=backbone.dim, dim=dim // learners)
-    losses = [make(config.loss) for _ in range(learners)]
-    method: Method = make(config.method, backbone=backbone, head=head, losses=losses)
+
+    def head(dim: int) -> Head:
+        return make(config.head, in_channels=backbone.dim, dim=dim)
+
+    def loss(dim: int) -> Loss:
+        config.runtime.embedding_dim = dim
+        return make(config.loss)
+
+    method: Method = make(config.method, backbone=backbone, head=head, loss=loss, dim=config.head.dim)
     return method.to(memory_format=torch.channels_last)
 
 

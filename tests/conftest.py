@@ -12,6 +12,8 @@ import torch.multiprocessing as mp
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from dml.build import build_method
+from dml.methods.base import Method
 from dml.run import CONF
 
 # Small enough for seconds, large enough that every part has something to do.
@@ -43,6 +45,19 @@ def configure(tmp_path: Path) -> Callable[..., DictConfig]:
             return compose("config", overrides=[*places, *overrides])
 
     return configure
+
+
+@pytest.fixture
+def method_of(configure: Callable[..., DictConfig]) -> Callable[..., Method]:
+    """`method_of("method=abe", ...)`: an untrained method on the small backbone, 24 dimensions, always the same."""
+
+    def method_of(*overrides: str) -> Method:
+        small = ["dataset=glyphs", "backbone=small", "head.dim=24", "image_size=32", "runtime.train_classes=5"]
+        config = configure(*small, *overrides)
+        torch.manual_seed(0)
+        return build_method(config)
+
+    return method_of
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,11 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["seed=-1"], "seed"),
         (["image_size=4"], r"image_size=4 .* larger"),
         (["method=abe", "method.M=0"], r"method\.M=0"),
+        (["method=abe", "method.branch=pool3"], "pool3.*block1, block2, block3"),
+        (["method=abe", "method.attention_depth=9"], "choose a depth of 1 to 2"),
+        (["method=diablo", "method.N=7"], r"head\.dim=16 .* 7 learners"),
+        (["method=abe", "loss.loss.pairs=explicit"], "sampler=abe_pairs"),
+        (["sampler=abe_pairs", "sampler.batch_size=18"], r"sampler\.batch_size=18 does not divide by 4"),
         (["seed=abc"], "seed=abc"),
         (["sampler.m=0"], r"sampler\.m=0"),
         (["sampler.batch_size=0"], r"sampler\.batch_size=0"),
@@ -106,7 +111,7 @@ def test_a_first_attempt_may_be_corrected(configure: Configure) -> None:
 
 def test_a_folder_in_use_is_left_alone(configure: Configure, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.open(configure(*TINY, "runtime.learner_dim=1", "runtime.train_classes=1"), [])
+    folder.open(configure(*TINY, "runtime.embedding_dim=1", "runtime.train_classes=1"), [])
     with folder.locked(), pytest.raises(UserError, match="being trained by another process"):
         run(configure(*TINY), [])
 

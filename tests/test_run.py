@@ -81,7 +81,7 @@ def test_every_debug_overlay_runs(configure: Configure, overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", choices("experiment"))
 def test_every_experiment_composes(configure: Configure, overlay: str) -> None:
-    config = configure(f"experiment={overlay}", "runtime.learner_dim=8", "runtime.train_classes=4")
+    config = configure(f"experiment={overlay}", "runtime.embedding_dim=8", "runtime.train_classes=4")
     assert OmegaConf.to_container(config, resolve=True)
 
 

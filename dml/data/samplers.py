@@ -16,7 +16,7 @@ Place = tuple[int, int, int]  # position in the training rows, step, place in th
 
 
 class Sampler:
-    """What both samplers share; `epoch` is theirs.
+    """What all samplers share; `epoch` is theirs.
 
     `rank`, `world_size` and `start_step` are set by the data module before iteration.
 
@@ -96,6 +96,61 @@ class MPerClass(Sampler):
             classes = rng.choice(len(self.members), self.batch_size // self.m, replace=False)
             # resize cuts a longer permutation to m and repeats a shorter one
             yield np.concatenate([np.resize(rng.permutation(self.members[c]), self.m) for c in classes])
+
+
+class Pairs(Sampler):
+    """ABE's batches (section 4): B / 2 images at random, a positive partner for the first half of them and a negative
+    one for the second.
+
+    Image i and image i + B / 2 of a batch are a pair. The first images of the pairs are drawn without replacement, the
+    partners uniformly among the other images of the same class or among those of all other classes; a partner may
+    stand elsewhere in the batch too. Positive pairs come from classes with at least two images. Batches of an epoch
+    are drawn independently of one another; an epoch is N // B batches.
+
+    Args:
+        labels: `[N]` classes of the training images, any integers.
+        batch_size: B, of all ranks together.
+        seed: with the epoch, fixes every draw.
+
+    Raises:
+        UserError: B does not divide by 4, or there are too few images or classes.
+    """
+
+    def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
+        super().__init__(labels, batch_size, seed)
+        if batch_size % 4:
+            raise UserError(
+                f"sampler.batch_size={batch_size} does not divide by 4: half of its pairs are positive, half negative"
+            )
+        _, self.group, self.size = np.unique(labels, return_inverse=True, return_counts=True)
+        self.order = np.argsort(self.group, kind="stable")  # images class after class
+        self.start = np.cumsum(self.size) - self.size
+        self.place = np.argsort(self.order)  # of an image in that order
+        self.paired = np.flatnonzero(self.size[self.group] > 1)
+        if len(self.size) < 2 or len(self.paired) < batch_size // 4 or len(labels) < batch_size // 2:
+            raise UserError(
+                f"pairs for a batch of {batch_size} need two classes, {batch_size // 4} images that are not alone in "
+                f"theirs and {batch_size // 2} in all; there are {len(self.size)}, {len(self.paired)} and "
+                f"{len(labels)}: choose a smaller sampler.batch_size"
+            )
+
+    def epoch(self, epoch: int) -> Iterator[np.ndarray]:
+        rng = np.random.default_rng([self.seed, epoch])
+        quarter = self.batch_size // 4
+        for _ in range(self.steps_per_epoch):
+            first = rng.choice(self.paired, quarter, replace=False)
+            others = np.setdiff1d(np.arange(len(self.labels)), first, assume_unique=True)
+            second = rng.choice(others, quarter, replace=False)
+            yield np.concatenate([first, second, self._positives(first, rng), self._negatives(second, rng)])
+
+    def _positives(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        start, size = self.start[self.group[images]], self.size[self.group[images]]
+        return self.order[start + (self.place[images] - start + rng.integers(1, size)) % size]
+
+    def _negatives(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        start, size = self.start[self.group[images]], self.size[self.group[images]]
+        drawn = rng.integers(0, len(self.labels) - size)
+        return self.order[np.where(drawn < start, drawn, drawn + size)]  # steps over the class
 
 
 class Uniform(Sampler):

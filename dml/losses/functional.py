@@ -35,6 +35,24 @@ def contrastive(embeddings: Tensor, labels: Tensor, margin: float = 1.0) -> Tens
     return pairs.masked_fill(own, 0).sum() / len(embeddings)
 
 
+def contrastive_of_pairs(embeddings: Tensor, labels: Tensor, margin: float = 1.0) -> Tensor:
+    """`contrastive` over the pairs that the sampler drew alone: image i and image i + N/2 (ABE section 4).
+
+    The sum of eq. 10 runs over both orders of each pair, so that this is their mean over the N/2 pairs.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm, in the order of `dml.data.samplers.Pairs`.
+        labels: `[N]`.
+
+    Returns:
+        Scalar.
+    """
+    first, second = embeddings.chunk(2)
+    distances = (2 - 2 * (first * second).sum(-1)).clamp(min=0)
+    same = torch.eq(*labels.chunk(2))
+    return torch.where(same, distances, F.relu(margin - distances)).mean()
+
+
 def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
     """Divergence loss: pushes the learners' embeddings of one image apart (ABE eq. 9).
 

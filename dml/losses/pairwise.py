@@ -1,23 +1,38 @@
 """The modules around `dml.losses.functional` that take a learner's `embeddings [N,d], labels [N]`."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 
+from dml.errors import UserError
 from dml.losses import functional
 
 
 class SquaredContrastive(nn.Module):
-    """`functional.contrastive` (ABE eq. 10).
+    """Contrastive loss on squared distances (ABE eq. 10).
 
     pytorch-metric-learning's ContrastiveLoss averages positive and negative pairs apart; eq. 10 sums over both
     and divides by the number of images.
+
+    Args:
+        margin: m_c of the paper.
+        pairs: `all` pairs of the batch (`functional.contrastive`), or the `explicit` ones that the sampler
+            `abe_pairs` drew (`functional.contrastive_of_pairs`).
+
+    Raises:
+        UserError: another choice.
     """
 
-    def __init__(self, margin: float = 1.0) -> None:
+    def __init__(self, margin: float = 1.0, pairs: Literal["all", "explicit"] = "all") -> None:
         super().__init__()
+        if pairs not in ("all", "explicit"):
+            raise UserError(f"loss.loss.pairs={pairs} is unknown: choose all or explicit.")
         self.margin = margin
+        self.explicit = pairs == "explicit"
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return functional.contrastive(embeddings, labels, self.margin)
+        formula = functional.contrastive_of_pairs if self.explicit else functional.contrastive
+        return formula(embeddings, labels, self.margin)
 
 
 class BinomialDeviance(nn.Module):

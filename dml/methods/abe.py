@@ -1,8 +1,16 @@
-"""ABE-M: attention-based ensemble (Kim et al., ECCV 2018).
+"""ABE-M: attention-based ensemble (Kim et al., ECCV 2018), and the ensembles that its paper compares it with.
 
-B images, M learners, d = D/M width of one learner; S, A', C, G as in section 4 of the paper.
+B images, M learners, d = D/M width of one learner. Names are the paper's: S the spatial feature extractor and G the
+global feature embedding function (section 3.3), A_m = sigmoid(A'_m(C)) the attention modules with their shared part
+C (section 4).
+
+    ABE                          G(S(x) * A_m(S(x)))         eq. 7, all shared but A'_m
+    MHeads                       G_m(S(x))                   eq. 4, Fig. 1a
+    MHeads(attention=True)       G_m(S(x) * A_m(S(x)))       appendix, Fig. 8a
+    MTails                       G(S_m(x))                   eq. 5, appendix, Fig. 8b
 """
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,67 +18,48 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses import functional
-from dml.methods.base import Method
-from dml.models.backbones.stages import Backbone
+from dml.methods.base import Method, NewHead, NewLoss, share
+from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
 
 
-class ABE(Method):
-    """M learners `G(S(x) * A_m(S(x)))` that share everything but their attention masks (eq. 7).
-
-    `A_m(S) = sigmoid(A'_m(C(S)))`: C is a second copy of a run of backbone stages, shared by all learners and free
-    of pooling, so that masks have the resolution of S; A'_m is a 1x1 convolution to the channels of S. All learners
-    pass the shared G in one call, stacked on the batch axis.
+class Ensemble(Method):
+    """M learners that part at one branching point, trained with eq. 8.
 
     Args:
         backbone: split into S and G after the stage `branch`.
-        head: G's last layer, shared by all learners too; its width is d.
+        loss, dim: see `dml.methods.base`.
         M: number of learners.
-        lambda_div: weight of the divergence loss (eq. 8).
+        lambda_div: weight of the divergence loss (eq. 8); 0 leaves it out.
         margin_div: margin of the divergence loss (eq. 9).
         branch: last stage of S; None: the backbone's own choice (GoogLeNet: pool3, as in the paper).
-        attention_end: last stage that C copies; None: the backbone's own choice (GoogLeNet: inception4e).
+        checkpointing: the activations inside a stage of G, which every learner has of its own, are computed twice
+            rather than kept.
         options: see `Method`.
 
     Raises:
-        UserError: a stage that the backbone lacks.
+        UserError: a stage that the backbone lacks, or a width that M learners cannot share.
     """
 
     def __init__(
         self,
         backbone: Backbone,
-        head: Head,
+        loss: NewLoss,
+        dim: int,
         *,
         M: int,
-        lambda_div: float = 1.0,
-        margin_div: float = 1.0,
-        branch: str | None = None,
-        attention_end: str | None = None,
+        lambda_div: float,
+        margin_div: float,
+        branch: str | None,
+        checkpointing: bool,
         **options: Any,
     ) -> None:
-        super().__init__(normalize=backbone.normalize, **options)
-        self.M, self.lambda_div, self.margin_div = M, lambda_div, margin_div
-        branch = branch or backbone.branch
-        self.spatial, self.embedding = backbone.split(branch)  # S and G of the paper
-        first = next(iter(self.embedding.stages))
-        self.attention = backbone.copy_of(first, attention_end or backbone.attention_end, keep_resolution=True)  # C
-        self.spatial_channels = list(self.spatial.out_channels.values())[-1]
-        attention_channels = list(self.attention.out_channels.values())[-1]
-        self.masks = nn.Conv2d(attention_channels, M * self.spatial_channels, kernel_size=1)  # A'_1 .. A'_M
-        for weight in self.masks.weight.chunk(M):
-            nn.init.xavier_uniform_(weight)  # Glorot & Bengio, as the paper's section 4; fans of one learner's layer
-        nn.init.zeros_(self.masks.bias)  # type: ignore[arg-type]
-        self.head = head
-
-    def attention_masks(self, spatial: Tensor) -> Tensor:
-        """`S(x) [B,C,h,w]` -> masks in (0,1) `[B,M,C,h,w]`."""
-        return torch.sigmoid(self.masks(self.attention(spatial))).unflatten(1, (self.M, self.spatial_channels))
-
-    def learners(self, images: Tensor) -> Tensor:
-        spatial = self.spatial(images)  # [B,C,h,w]
-        attended = spatial[:, None] * self.attention_masks(spatial)  # [B,M,C,h,w]
-        stacked = attended.flatten(0, 1).contiguous(memory_format=torch.channels_last)  # [B*M,C,h,w]
-        return self.head(self.embedding(stacked)).unflatten(0, (-1, self.M))
+        d = share(dim, M, "method.M")
+        super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(M)], **options)
+        self.M, self.d, self.lambda_div, self.margin_div = M, d, lambda_div, margin_div
+        self.branch = branch or backbone.branch
+        self.spatial, self.embedding = backbone.split(self.branch)  # S and G of the paper
+        self.embedding.checkpointing = checkpointing
 
     def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Eq. 8: the learners' metric losses, and the divergence loss that keeps them apart."""
@@ -79,5 +68,152 @@ class ABE(Method):
             terms["divergence"] = self.lambda_div * functional.divergence(embeddings, self.margin_div)
         return terms
 
+
+class Attention(nn.Module):
+    """A_1 .. A_M: masks `sigmoid(A'_m(C(S)))` over the output of S (section 4, "we simplify attention module").
+
+    C is a second copy of the stages after S, shared by all learners and free of pooling, so that masks have the
+    resolution of S (section 6.3); A'_m is a 1x1 convolution with bias to the channels of S.
+
+    Args:
+        depth: how many stages with weights C copies (section 6.3, inception blocks); None: the backbone's own choice
+            (GoogLeNet: the five of inception4).
+
+    Raises:
+        UserError: more stages than follow `branch`.
+    """
+
+    def __init__(self, backbone: Backbone, branch: str, depth: int | None, M: int) -> None:
+        super().__init__()
+        self.C = backbone.copy_after(branch, backbone.attention_depth if depth is None else depth, keep_resolution=True)
+        self.M, self.channels = M, backbone.out_channels[branch]
+        self.A = nn.Conv2d(list(self.C.out_channels.values())[-1], M * self.channels, kernel_size=1)  # A'_1 .. A'_M
+        for weight in self.A.weight.chunk(M):
+            nn.init.xavier_uniform_(weight)  # Glorot & Bengio (section 4), with the fans of one learner's layer
+        nn.init.zeros_(self.A.bias)  # type: ignore[arg-type]
+
+    def forward(self, spatial: Tensor) -> Tensor:
+        """`S(x) [B,C,h,w]` -> masks in (0,1) `[B,M,C,h,w]`."""
+        return torch.sigmoid(self.A(self.C(spatial))).unflatten(1, (self.M, self.channels))
+
+
+class ABE(Ensemble):
+    """ABE-M: learners `G(S(x) * A_m(S(x)))` that share everything but their attention masks (eq. 7).
+
+    Args:
+        head: G's last layer, shared by all learners too.
+        attention_depth: see `Attention`.
+        backbone, loss, dim, M, options: see `Ensemble`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        M: int,
+        attention_depth: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, loss, dim, M=M, **options)
+        self.head = head(self.d)
+        self.masks = Attention(backbone, self.branch, attention_depth, M)
+
+    def learners(self, images: Tensor) -> Tensor:
+        spatial = self.spatial(images)  # [B,C,h,w]
+        return stacked(self.embedding, self.head, spatial[:, None] * self.masks(spatial))
+
+    def attention(self, images: Tensor) -> Tensor:
+        return self.masks(self.spatial(images))
+
     def fresh(self) -> Iterable[nn.Module]:
-        return self.masks, self.head
+        return self.masks.A, self.head
+
+
+class MHeads(Ensemble):
+    """M-heads: learners `G_m(S(x))`; with attention `G_m(S(x) * A_m(S(x)))`. The paper trains both without eq. 9.
+
+    All G_m start as the backbone's; their last layers, each drawn on its own, tell them apart.
+
+    Args:
+        head: the last layer of one G_m.
+        attention: put a mask before each G_m (M-heads+att, appendix).
+        attention_depth: see `Attention`.
+        backbone, loss, dim, M, options: see `Ensemble`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        M: int,
+        attention: bool = False,
+        attention_depth: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, loss, dim, M=M, **options)
+        self.embeddings = nn.ModuleList([self.embedding, *(copy.deepcopy(self.embedding) for _ in range(M - 1))])
+        del self.embedding
+        self.heads = nn.ModuleList(head(self.d) for _ in range(M))
+        self.masks = Attention(backbone, self.branch, attention_depth, M) if attention else None
+
+    def learners(self, images: Tensor) -> Tensor:
+        spatial = self.spatial(images)  # [B,C,h,w]
+        inputs = [spatial] * self.M if self.masks is None else (spatial[:, None] * self.masks(spatial)).unbind(1)
+        learners = zip(self.heads, self.embeddings, inputs, strict=True)
+        return torch.stack([head(embedding(features)) for head, embedding, features in learners], dim=1)
+
+    def attention(self, images: Tensor) -> Tensor | None:
+        return None if self.masks is None else self.masks(self.spatial(images))
+
+    def fresh(self) -> Iterable[nn.Module]:
+        return (self.heads,) if self.masks is None else (self.masks.A, self.heads)
+
+
+class MTails(Ensemble):
+    """M-tails: learners `G(S_m(x))`, with one embedding function above M spatial feature extractors.
+
+    Args:
+        head: G's last layer, shared by all learners too.
+        perturbation: all S_m start as the backbone's. Equal ones would stay equal, for their gradients are, that of
+            eq. 9 at distance zero included, and the paper does not say what tells its tails apart. So each weight w
+            of S_2 .. S_M starts at `w * (1 + perturbation * normal)`.
+        backbone, loss, dim, M, options: see `Ensemble`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        M: int,
+        perturbation: float = 0.01,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, loss, dim, M=M, **options)
+        self.spatials = nn.ModuleList([self.spatial, *(copy.deepcopy(self.spatial) for _ in range(M - 1))])
+        del self.spatial
+        self.head = head(self.d)
+        with torch.no_grad():
+            for weight in self.spatials[1:].parameters():
+                weight.mul_(1 + perturbation * torch.randn_like(weight))
+
+    def learners(self, images: Tensor) -> Tensor:
+        return stacked(self.embedding, self.head, torch.stack([spatial(images) for spatial in self.spatials], dim=1))
+
+    def fresh(self) -> Iterable[nn.Module]:
+        return (self.head,)
+
+
+def stacked(embedding: Stages, head: Head, features: Tensor) -> Tensor:
+    """The shared G over all learners in one pass, stacked on the batch axis: `[B,M,C,h,w]` -> `[B,M,d]`."""
+    batch = features.flatten(0, 1).contiguous(memory_format=torch.channels_last)  # [B*M,C,h,w]
+    outputs: Tensor = head(embedding(batch))
+    return outputs.unflatten(0, features.shape[:2])

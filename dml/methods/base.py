@@ -1,6 +1,7 @@
 """What all methods share: the `[B,L,d]` contract, the global-batch objective, optimizer groups.
 
-B images of the (local) batch, L learners, d width of one learner, D = L*d.
+B images of the (local) batch, L learners, d width of one learner, D = L*d. A method is given its backbone, `head(d)`
+and `loss(d)`, which make a new head of width d and a new loss on embeddings of width d, and the whole width D.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +15,33 @@ from torch.nn import functional as F
 from dml.distributed import gather
 from dml.errors import UserError
 from dml.losses import Loss
+from dml.models.heads import Head
+
+NewHead = Callable[[int], Head]
+NewLoss = Callable[[int], Loss]
 
 
 class NonFiniteLoss(UserError):
     """A term of the objective became NaN or infinite."""
+
+
+def share(dim: int, learners: int, option: str) -> int:
+    """The width of one of `learners` learners that share `dim` evenly.
+
+    Args:
+        option: that says how many learners there are, for the message.
+
+    Raises:
+        UserError: no number of learners, or a width that they cannot share.
+    """
+    if not isinstance(learners, int) or learners < 1:
+        raise UserError(f"{option}={learners} has to be a whole number of 1 or more.")
+    if dim % learners:
+        raise UserError(
+            f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
+            f"{learners}, for example head.dim={max(1, round(dim / learners)) * learners}."
+        )
+    return dim // learners
 
 
 class Method(LightningModule):
@@ -25,7 +49,7 @@ class Method(LightningModule):
 
     Args:
         normalize: images in [0,1] -> what the backbone expects.
-        losses: one a learner (each with its own proxies, beta or memory).
+        losses: one a learner (each with its own proxies, beta or memory), unless `objective` says otherwise.
         optimizer: `parameter groups -> optimizer`, for example a partial of `torch.optim.Adam`.
         lr: learning rate of the backbone.
         head_lr_factor: what starts from random values (`fresh`) learns at `lr` times this; losses have factors of
@@ -64,6 +88,10 @@ class Method(LightningModule):
         terms = [loss(embeddings[:, i], labels) for i, loss in enumerate(self.losses)]
         return {"metric": torch.stack(terms).sum()}
 
+    def attention(self, images: Tensor) -> Tensor | None:
+        """Normalised images `[B,3,H,W]` -> what each learner attends to, `[B,L,C,h,w]` in 0..1; None: no attention."""
+        return None
+
     def fresh(self) -> Iterable[nn.Module]:
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
@@ -78,6 +106,10 @@ class Method(LightningModule):
         """
         images = images.contiguous(memory_format=torch.channels_last)
         return F.normalize(self.learners(self.normalize(images)), dim=-1)
+
+    def attend(self, images: Tensor) -> Tensor | None:
+        """Images `[B,3,H,W]` in [0,1] -> `attention`, for pictures."""
+        return self.attention(self.normalize(images.contiguous(memory_format=torch.channels_last)))
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         embeddings, labels = gather(self.embed(batch["image"]), batch["label"])

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml.methods.base import Method
+from dml.methods.base import Method, NewHead, NewLoss
 from dml.models.backbones.stages import Backbone
-from dml.models.heads import Head
 
 
 class Baseline(Method):
@@ -15,14 +14,14 @@ class Baseline(Method):
 
     Args:
         backbone: images -> features.
-        head: features -> the embedding of width d.
+        head, loss, dim: see `dml.methods.base`.
         options: see `Method`.
     """
 
-    def __init__(self, backbone: Backbone, head: Head, **options: Any) -> None:
-        super().__init__(normalize=backbone.normalize, **options)
+    def __init__(self, backbone: Backbone, head: NewHead, loss: NewLoss, dim: int, **options: Any) -> None:
+        super().__init__(normalize=backbone.normalize, losses=[loss(dim)], **options)
         self.backbone = backbone
-        self.head = head
+        self.head = head(dim)
 
     def learners(self, images: Tensor) -> Tensor:
         return self.head(self.backbone(images))[:, None]

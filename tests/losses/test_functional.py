@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dml.errors import UserError
 from dml.losses import functional
+from dml.losses.pairwise import SquaredContrastive
 
 
 @pytest.fixture
@@ -26,6 +28,27 @@ def test_contrastive_is_equation_10(batch: tuple[torch.Tensor, torch.Tensor], ma
             same = labels[i] == labels[j]
             total += distance**2 if same else max(0.0, margin - distance**2)
     assert functional.contrastive(embeddings, labels, margin).item() == pytest.approx(total / 9, rel=1e-12)
+
+
+@pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])
+def test_contrastive_of_drawn_pairs_is_equation_10(batch: tuple[torch.Tensor, torch.Tensor], margin: float) -> None:
+    """The same sum over both orders of the pairs (i, i + 4), divided by the 8 images."""
+    embeddings, labels = batch[0][:8, 0], torch.tensor([0, 1, 2, 3, 0, 1, 0, 0])
+    drawn = {(i, i + 4) for i in range(4)} | {(i + 4, i) for i in range(4)}
+    total = 0.0
+    for i in range(8):
+        for j in range(8):
+            distance = math.dist(embeddings[i].tolist(), embeddings[j].tolist())
+            same = labels[i] == labels[j]
+            total += (distance**2 if same else max(0.0, margin - distance**2)) if (i, j) in drawn else 0.0
+    found = SquaredContrastive(margin, pairs="explicit")(embeddings, labels)
+    assert found.item() == pytest.approx(total / 8, rel=1e-12)
+    assert SquaredContrastive(margin)(embeddings, labels).item() > 2 * found.item()
+
+
+def test_an_unknown_choice_of_pairs() -> None:
+    with pytest.raises(UserError, match=r"pairs=some is unknown: choose all or explicit"):
+        SquaredContrastive(pairs="some")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])
@@ -67,6 +90,7 @@ def test_binomial_deviance_without_positives_counts_the_negatives_alone() -> Non
     "loss",
     [
         lambda e: functional.contrastive(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
+        lambda e: functional.contrastive_of_pairs(e[:8, 0], torch.tensor([0, 1, 2, 3, 0, 1, 0, 0])),
         lambda e: functional.divergence(e, 1.3),
         lambda e: functional.binomial_deviance(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
     ],

@@ -108,7 +108,7 @@ def test_every_stage_has_the_channels_and_stride_that_it_states(backbone: Backbo
     assert all("." not in name for name in backbone.stages)
 
 
-@pytest.mark.parametrize("at", ["first", "branch", "attention_end"])
+@pytest.mark.parametrize("at", ["first", "branch", "late_branch"])
 def test_split_equals_whole_and_shares_parameters(backbone: Backbone, at: str) -> None:
     at = next(iter(backbone.stages)) if at == "first" else getattr(backbone, at)
     lower, upper = backbone.split(at)
@@ -125,8 +125,9 @@ def test_split_equals_whole_and_shares_parameters(backbone: Backbone, at: str) -
 
 
 def attention_stages(backbone: Backbone) -> tuple[str, str]:
-    _, upper = backbone.split(backbone.branch)
-    return next(iter(upper.stages)), backbone.attention_end
+    copied = backbone.copy_after(backbone.branch, backbone.attention_depth)
+    names = list(copied.stages)
+    return names[0], names[-1]
 
 
 def test_copy_is_equal_and_independent(backbone: Backbone) -> None:
@@ -146,11 +147,72 @@ def test_copy_is_equal_and_independent(backbone: Backbone) -> None:
 
 
 def test_copy_keeps_resolution(backbone: Backbone) -> None:
-    copied = backbone.copy_of(*attention_stages(backbone), keep_resolution=True)
+    copied = backbone.copy_after(backbone.branch, backbone.attention_depth, keep_resolution=True)
+    last = list(copied.stages)[-1]
     assert set(copied.stride.values()) == {copied.in_stride} == {backbone.stride[backbone.branch]}
     with torch.no_grad():
         y = copied(torch.rand(1, copied.in_channels, 6, 5))
-    assert y.shape == (1, backbone.out_channels[backbone.attention_end], 6, 5)
+    assert y.shape == (1, backbone.out_channels[last], 6, 5)
+
+
+@pytest.mark.parametrize("branch", ["pool2", "inception3a", "inception3b", "pool3", "inception4a", "inception4b"])
+def test_the_attention_of_figure_7(branch: str) -> None:
+    """ABE, section 6.3: five inception blocks after every branching point, no pooling among them."""
+    backbone = googlenet_v1()
+    copied = backbone.copy_after(branch, 5, keep_resolution=True)
+    names = list(backbone.stages)
+    blocks = [name for name in names[names.index(branch) + 1 :] if name.startswith("inception")][:5]
+    assert [name for name in copied.stages if name.startswith("inception")] == blocks
+    assert list(copied.stages)[-1] == blocks[-1]
+    with torch.no_grad():
+        assert copied(torch.rand(1, backbone.out_channels[branch], 5, 4)).shape[2:] == (5, 4)
+
+
+def test_depths_of_attention() -> None:
+    """ABE, figure 7a: 1 to 7 inception blocks; the poolings between them do not count."""
+    ends = [list(googlenet_v1().copy_after("pool3", depth).stages)[-1] for depth in range(1, 8)]
+    assert [end.removeprefix("inception") for end in ends] == ["4a", "4b", "4c", "4d", "4e", "5a", "5b"]
+    for depth in (0, 8):
+        with pytest.raises(UserError, match=rf"cannot copy {depth} stages after 'pool3': .* 1 to 7 \(inception4a, "):
+            googlenet_v1().copy_after("pool3", depth)
+
+
+@pytest.mark.parametrize("freeze_bn", ["none", "statistics"])
+def test_recomputed_activations_change_nothing(freeze_bn: str) -> None:
+    kept, recomputed = small(freeze_bn=freeze_bn).double(), small(freeze_bn=freeze_bn).double()
+    recomputed.load_state_dict(kept.state_dict())
+    recomputed.checkpointing = True
+    x = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    for net in (kept, recomputed):
+        for _ in range(2):
+            net(x).square().sum().backward()
+    state = zip(kept.state_dict().items(), recomputed.state_dict().values(), strict=True)
+    assert [name for (name, value), other in state if not torch.equal(value, other)] == []
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(kept.parameters(), recomputed.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def saved_bytes(net: Stages, x: Tensor) -> int:
+    """What the backward pass keeps alive of the forward pass, parameters left out."""
+    own = {p.data_ptr() for p in (*net.parameters(), *net.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(t: Tensor) -> Tensor:
+        if t.data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = net(x)
+    out.sum().backward()
+    return sum(kept.values())
+
+
+def test_recomputing_saves_memory() -> None:
+    net = resnet18(weights="none")
+    x = torch.rand(2, 3, 96, 96)
+    plain = saved_bytes(net, x)
+    net.checkpointing = True
+    assert saved_bytes(net, x) < plain / 2
 
 
 def test_whole_copy_keeps_resolution(backbone: Backbone) -> None:
@@ -231,7 +293,7 @@ def test_unknown_freeze_bn() -> None:
 def test_unknown_branch() -> None:
     stages = dict(small().stages.items())
     with pytest.raises(UserError, match="no stage 'block5'"):
-        Backbone(stages, normalize=nn.Identity(), branch="block5", attention_end="block3")
+        Backbone(stages, normalize=nn.Identity(), branch="block5", attention_depth=1, late_branch="block3")
 
 
 def test_stride_that_cannot_be_taken_out() -> None:
@@ -309,25 +371,6 @@ def test_timm_equals_timm(model_name: str, tmp_path: Path) -> None:
 
 
 # --- against published figures (one multiply-add = 1 flop) ---
-
-
-def test_abe_table_1() -> None:
-    """1-head 512: 0.65e7 params, 1.58e9 flops; ABE-1 512: 0.97e7 and 2.21e9 (ABE, table 1), at 224."""
-    backbone = googlenet_v1()
-    head = nn.Linear(1024, 512)
-    x = torch.zeros(1, 3, 224, 224)
-    params = size(backbone) + size(head)
-    work = flops(backbone, x) + flops(head, torch.zeros(1, 1024))
-    assert (round(params / 1e7, 2), round(work / 1e9, 2)) == (0.65, 1.58)
-
-    lower, _ = backbone.split("pool3")
-    with torch.no_grad():
-        branch = lower(x)
-    assert branch.shape == (1, 480, 14, 14)
-    attention = nn.Sequential(backbone.copy_of("inception4a", "inception4e"), nn.Conv2d(832, 480, 1))
-    params += size(attention)
-    work += flops(attention, branch)
-    assert (round(params / 1e7, 2), round(work / 1e9, 2)) == (0.97, 2.21)
 
 
 def test_googlenet_v1_at_224() -> None:

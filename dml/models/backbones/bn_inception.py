@@ -63,7 +63,8 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freez
         stages,
         normalize=caffe((104, 117, 128)),
         branch="inception3c",
-        attention_end="inception4d",
+        attention_depth=4,
+        late_branch="inception4e",
         freeze_bn=freeze_bn,
     )
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))

@@ -25,7 +25,9 @@ def googlenet(*, weights: str = "imagenet", weights_dir: str | None = None, free
         name.replace("maxpool", "pool"): module for name, module in net.named_children() if name not in unused
     }
     # The weights come from TensorFlow: torchvision's transform_input turns ImageNet's statistics into 0.5 and 0.5.
-    backbone = Backbone(stages, normalize=half(), branch="pool3", attention_end="inception4e", freeze_bn=freeze_bn)
+    backbone = Backbone(
+        stages, normalize=half(), branch="pool3", attention_depth=5, late_branch="pool4", freeze_bn=freeze_bn
+    )
     names = published_names(net, backbone)
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
     return backbone

@@ -53,7 +53,8 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
         stages,
         normalize=caffe((104, 117, 123)),
         branch="pool3",
-        attention_end="inception4e",
+        attention_depth=5,
+        late_branch="pool4",
         freeze_bn=freeze_bn,
     )
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))

@@ -23,7 +23,12 @@ def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None, f
     net = torchvision.models.mobilenet_v2(weights=None)
     stages: dict[str, nn.Module] = {f"features{i}": block for i, block in net.features.named_children()}
     backbone = Backbone(
-        stages, normalize=imagenet(), branch="features6", attention_end="features13", freeze_bn=freeze_bn
+        stages,
+        normalize=imagenet(),
+        branch="features6",
+        attention_depth=7,
+        late_branch="features13",
+        freeze_bn=freeze_bn,
     )
     names = published_names(net, backbone)
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)

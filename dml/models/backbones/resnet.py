@@ -42,7 +42,8 @@ def _backbone(net: ResNet, url: str, weights: str, weights_dir: str | None, free
         normalize=imagenet(),
         # At strides 8 and 16: the attention module is a copy of layer3, as a part of the depth of GoogLeNet's 4a-4e.
         branch=f"layer2_{len(net.layer2) - 1}",
-        attention_end=f"layer3_{len(net.layer3) - 1}",
+        attention_depth=len(net.layer3),
+        late_branch=f"layer3_{len(net.layer3) - 1}",
         freeze_bn=freeze_bn,
     )
     published = Published((url.rpartition("/")[2],), url)

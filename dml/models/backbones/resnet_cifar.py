@@ -52,7 +52,8 @@ def resnet20(*, weights: str = "none", weights_dir: str | None = None, freeze_bn
         stages,
         normalize=Normalize((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),  # of CIFAR-100's training images
         branch="layer1_2",
-        attention_end="layer2_2",
+        attention_depth=BLOCKS,
+        late_branch="layer2_2",
         freeze_bn=freeze_bn,
     )
     load_weights(backbone, weights, published=None, weights_dir=weights_dir)

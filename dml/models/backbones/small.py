@@ -26,7 +26,9 @@ def small(*, weights: str = "none", weights_dir: str | None = None, freeze_bn: s
         "block3": nn.Sequential(*_conv(second, third), *_conv(third, third), nn.MaxPool2d(2)),
         "block4": nn.Sequential(*_conv(third, fourth)),
     }
-    backbone = Backbone(stages, normalize=half(), branch="block2", attention_end="block3", freeze_bn=freeze_bn)
+    backbone = Backbone(
+        stages, normalize=half(), branch="block2", attention_depth=1, late_branch="block3", freeze_bn=freeze_bn
+    )
     load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone
 

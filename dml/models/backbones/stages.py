@@ -4,11 +4,13 @@ Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', 
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from dml.errors import UserError
 
@@ -25,6 +27,7 @@ class Stages(nn.Module):
         in_stride: image pixels per cell of the first stage's input.
         out_channels: channels after each stage.
         stride: image pixels per cell after each stage (cumulative, counted from the image also after a split).
+        checkpointing: keep a stage's input alone for the backward pass and compute the rest again there.
     """
 
     def __init__(
@@ -44,11 +47,12 @@ class Stages(nn.Module):
         self.out_channels = {name: out_channels[name] for name in stages}
         self.stride = {name: stride[name] for name in stages}
         self.frozen_statistics = frozen_statistics
+        self.checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, h, w] -> [B, C', h', w']."""
         for stage in self.stages.values():
-            x = stage(x)
+            x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
         return x
 
     def train(self, mode: bool = True) -> "Stages":
@@ -70,6 +74,25 @@ class Stages(nn.Module):
             raise UserError(f"cannot split after stage '{at}': choose one of {', '.join(names[:-1])}.")
         cut = names.index(at) + 1
         return self._part(names[:cut]), self._part(names[cut:])
+
+    def copy_after(self, at: str, depth: int, *, keep_resolution: bool = False) -> "Stages":
+        """An independent copy of the first `depth` stages with weights after stage `at`, and of what lies between.
+
+        Args:
+            depth: poolings do not count.
+            keep_resolution: see `copy_of`.
+
+        Raises:
+            UserError: `at` is no stage or the last one, fewer than `depth` stages with weights follow it, or as
+                `copy_of`.
+        """
+        _, rest = self.split(at)
+        deep = [name for name, stage in rest.stages.items() if any(True for _ in stage.parameters())]
+        if not 1 <= depth <= len(deep):
+            raise UserError(
+                f"cannot copy {depth} stages after '{at}': choose a depth of 1 to {len(deep)} ({', '.join(deep)})."
+            )
+        return rest.copy_of(next(iter(rest.stages)), deep[depth - 1], keep_resolution=keep_resolution)
 
     def copy_of(self, first: str, last: str, *, keep_resolution: bool = False) -> "Stages":
         """An independent copy, weights included, of the stages from `first` to `last`.
@@ -108,6 +131,7 @@ class Stages(nn.Module):
             frozen_statistics=self.frozen_statistics,
         )
         part.training = self.training
+        part.checkpointing = self.checkpointing
         return part
 
 
@@ -118,12 +142,13 @@ class Backbone(Stages):
         stages: the network, cut; channels and strides are measured.
         normalize: RGB images in [0, 1] -> what the weights expect. The method calls it, `forward` does not.
         branch: the stage after which attention methods branch by default.
-        attention_end: the last stage of the run that an attention module copies by default.
+        attention_depth: how many stages with weights an attention module copies from there on by default.
+        late_branch: the stage after which methods branch by default that attend to late features.
         freeze_bn: `none`; `statistics`: batch norm always uses its running statistics and never updates them;
             `affine`: besides, its weight and bias get no gradient.
 
     Raises:
-        UserError: an unknown `freeze_bn`, or a `branch` or `attention_end` that is no stage.
+        UserError: an unknown `freeze_bn`, or a `branch` or `late_branch` that is no stage.
     """
 
     def __init__(
@@ -132,12 +157,13 @@ class Backbone(Stages):
         *,
         normalize: nn.Module,
         branch: str,
-        attention_end: str,
+        attention_depth: int,
+        late_branch: str,
         freeze_bn: str = "none",
     ) -> None:
         if freeze_bn not in ("none", "statistics", "affine"):
             raise UserError(f"backbone.freeze_bn={freeze_bn} is unknown: choose none, statistics or affine.")
-        for name in (branch, attention_end):
+        for name in (branch, late_branch):
             if name not in stages:
                 raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
         out_channels, stride = measure(stages, 3, PROBE)
@@ -151,7 +177,8 @@ class Backbone(Stages):
         )
         self.normalize = normalize
         self.branch = branch
-        self.attention_end = attention_end
+        self.attention_depth = attention_depth
+        self.late_branch = late_branch
         if freeze_bn == "affine":
             for norm in _batch_norms(self):
                 norm.requires_grad_(False)
@@ -167,6 +194,27 @@ def published_names(net: nn.Module, backbone: Backbone) -> dict[str, str]:
     """Keys of `net` -> keys of `backbone`, for the tensors that the backbone took from it."""
     ours = {id(tensor): key for key, tensor in backbone.state_dict(keep_vars=True).items()}
     return {key: ours[id(t)] for key, t in net.state_dict(keep_vars=True).items() if id(t) in ours}
+
+
+def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
+    """`stage(x)`, whose intermediate results are dropped and computed again by the backward pass."""
+    out: Tensor = checkpoint(
+        stage, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _running_statistics_kept(stage))
+    )
+    return out
+
+
+@contextmanager
+def _running_statistics_kept(stage: nn.Module) -> Iterator[None]:
+    """The second pass over a batch leaves the running statistics of batch norm as the first one left them."""
+    norms = [(norm, norm.momentum, norm.num_batches_tracked) for norm in _batch_norms(stage) if norm.training]
+    for norm, _, _ in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, seen in norms:
+            norm.momentum, norm.num_batches_tracked = momentum, seen
 
 
 def _batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:

@@ -21,7 +21,7 @@ def timm_model(
     """Network `model_name` of timm; a stage ends at each feature tap and bears the name of the module there.
 
     Attention methods branch after the third stage from the end and copy the next one, the counterparts of ResNet's
-    layer2 and layer3.
+    layer2 and layer3, or branch late, after the second from the end.
 
     Args:
         weights: `imagenet` is timm's own default for the model, cached in `weights_dir`; else see `load_weights`:
@@ -39,7 +39,8 @@ def timm_model(
             stages,
             normalize=Normalize(net.pretrained_cfg["mean"], net.pretrained_cfg["std"]),
             branch=names[-3],
-            attention_end=names[-2],
+            attention_depth=1,
+            late_branch=names[-2],
             freeze_bn=freeze_bn,
         )
         in_order = list(backbone.out_channels.values()) == net.feature_info.channels()
