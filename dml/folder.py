@@ -39,7 +39,6 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.yaml"
         self.last = path / "checkpoints" / "last.ckpt"
-        self.best = path / "checkpoints" / "best_on_test.ckpt"
 
     def check(self, config: DictConfig) -> None:
         """Writes nothing.
@@ -52,15 +51,15 @@ class RunFolder:
             raise UserError(f"{nearest} is no folder that can be written: choose another with paths.output_dir=FOLDER.")
         if not self.path.exists() or all(path.name.startswith(".") for path in self.path.iterdir()):
             return  # empty but for what a kill left of a first file
-        saved = _saved(self.config_file)
+        saved = self.config()
         if saved is None:
             raise UserError(
                 f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder with "
                 "paths.output_dir=FOLDER."
             )
-        if not self.last.exists():
+        if not self.last.exists() and not list(self.path.glob("*/config.yaml")):
             return  # nothing was trained yet: a first attempt may be corrected
-        before, now = _flat(saved, saved.runtime), _flat(config, saved.runtime)
+        before, now = flat(saved, saved.runtime), flat(config, saved.runtime)
         different = [
             f"{name} was {before.get(name, 'not there')}, is {now.get(name, 'not there')}"
             for name in sorted(before.keys() | now.keys())
@@ -74,6 +73,12 @@ class RunFolder:
             )
 
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        """Makes the folder of one training. Raises as `name`."""
+        self.name(config, overrides)
+        for part in ("checkpoints", "figures"):
+            (self.path / part).mkdir(exist_ok=True)
+
+    def name(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Makes the folder and writes the configuration into it.
 
         Raises:
@@ -88,8 +93,18 @@ class RunFolder:
         # First of all, so that the folder of a run killed here is known as one.
         replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
         replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
-        for name in ("checkpoints", "figures"):
-            (self.path / name).mkdir(exist_ok=True)
+
+    def config(self) -> DictConfig | None:
+        """The configuration of the run; None where the folder has none or something else's."""
+        try:
+            config = OmegaConf.load(self.config_file)
+        except (OSError, yaml.YAMLError, UnicodeDecodeError):
+            return None
+        return config if isinstance(config, DictConfig) and "runtime" in config and "method" in config else None
+
+    def best(self, part: str) -> Path:
+        """The checkpoint that was the best on `test` or `validation`."""
+        return self.path / "checkpoints" / f"best_on_{part}.ckpt"
 
     def checkpoint(self) -> Path | None:
         """Where to go on from, if anywhere."""
@@ -163,16 +178,7 @@ class RunFolder:
             del os.environ["DML_OUTPUT_DIR"]
 
 
-def _saved(file: Path) -> DictConfig | None:
-    """The configuration of a run; None where the file is missing or something else's."""
-    try:
-        config = OmegaConf.load(file)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        return None
-    return config if isinstance(config, DictConfig) and "runtime" in config and "method" in config else None
-
-
-def _flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
+def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     """Dotted names and values of all options; `runtime`, known once the data is, is taken from elsewhere."""
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:

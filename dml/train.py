@@ -1,5 +1,6 @@
 """One run, from its folder to its report: fit, evaluate, resume."""
 
+import copy
 import logging
 import sys
 import time
@@ -14,10 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor
 
 from dml.build import Parts, build, make
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table, embed
+from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
 from dml.folder import RunFolder
 from dml.loggers import FolderLogger, log_pictures
@@ -135,6 +138,8 @@ class Course(Callback):
         self.container = plain(config)
         self.folder, self.parts = folder, parts
         self.last_step: int = config.trainer.max_steps
+        self.watched = parts.split.watched
+        self.best = folder.best(self.watched)
         self.every = parts.protocol.interval(parts.data.sampler.steps_per_epoch)
         self.state: dict[str, Any] = {"untrained": {}, "best": {}, "best_step": 0, "seconds": 0.0}
 
@@ -153,7 +158,9 @@ class Course(Callback):
             if isinstance(logger, FolderLogger):
                 logger.forget_after(-1 if fresh else trainer.global_step)
         if fresh:
-            self.state["untrained"] = self._evaluate(trainer)[0]
+            self.state["untrained"] = self._evaluate(trainer, "test")[0]
+            if self.watched != "test":
+                self._evaluate(trainer, self.watched)  # where its curve starts
         else:
             log.info("resumed at step %d", trainer.global_step)
         self.started = time.perf_counter()
@@ -176,12 +183,15 @@ class Course(Callback):
         if saved:
             _check_finite(module, step)
         if evaluated:
-            figures, table = self._evaluate(trainer)
-            if figures["test/recall@1"] > self.state["best"].get("test/recall@1", -1.0):
+            figures, table = self._evaluate(trainer, self.watched)
+            name = f"{self.watched}/recall@1"
+            if figures[name] > self.state["best"].get(name, -1.0):
                 self.state |= {"best": figures, "best_step": step}
-                trainer.save_checkpoint(self.folder.best, weights_only=False)
-            if last:
+                trainer.save_checkpoint(self.best, weights_only=False)
+            if last and self.watched == "test":
                 self._report(trainer, figures, table)
+            elif last:
+                self._test_the_best(trainer)
         if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
@@ -190,8 +200,29 @@ class Course(Callback):
         if isinstance(exception, NonFiniteLoss):
             trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt", weights_only=False)
 
-    def _evaluate(self, trainer: pl.Trainer) -> tuple[dict[str, float], Table]:
-        final = trainer.global_step == self.last_step
+    def _test_the_best(self, trainer: pl.Trainer) -> None:
+        """Tests and reports the checkpoint that was the best on validation, and leaves the method as it was."""
+        method = _method(trainer)
+        figures, table = self._score(trainer, "test")
+        last = _renamed(figures, "last")
+        if self.state["best_step"] < self.last_step:
+            weights = copy.deepcopy(method.state_dict())
+            method.load_state_dict(torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"])
+            figures, table = self._score(trainer, "test")
+        self._log_evaluation(trainer, figures | last)
+        self._report(trainer, figures | last, table)
+        if self.state["best_step"] < self.last_step:
+            method.load_state_dict(weights)
+
+    def _evaluate(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+        figures, table = self._score(trainer, part)
+        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, figures[f"{part}/recall@1"], part)
+        self._log_evaluation(trainer, figures)
+        return figures, table
+
+    def _score(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+        """The method as it is now on one part of the split."""
+        data, split = self.parts.data, self.parts.split
         if trainer.world_size > 1:
             # Where batch norm is not frozen each rank has its own running statistics: one network is evaluated.
             for buffer in _method(trainer).buffers():
@@ -199,20 +230,23 @@ class Course(Callback):
         with trainer.precision_plugin.val_step_context():
             table = embed(
                 _method(trainer),
-                self.parts.data.eval_dataloader(self.parts.data.eval_rows),
+                data.eval_dataloader(
+                    data.eval_rows if split.validation is None or part == "test" else split.validation
+                ),
                 lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),
                 title=f"evaluating at step {trainer.global_step}" if trainer.is_global_zero else None,
             )
-        figures = self.parts.protocol.score(table, self.parts.split, final=final)
-        log.info("step %d: Recall@1 %.4f", trainer.global_step, figures["test/recall@1"])
-        self._log(trainer, figures)
-        for logger in trainer.loggers:
-            logger.save()
-        return figures, table
+        final = trainer.global_step == self.last_step
+        return self.parts.protocol.score(table, split, part, final=final), table
 
     def _log(self, trainer: pl.Trainer, figures: dict[str, float]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(figures, step=trainer.global_step)
+
+    def _log_evaluation(self, trainer: pl.Trainer, figures: dict[str, float]) -> None:
+        self._log(trainer, figures)
+        for logger in trainer.loggers:
+            logger.save()
 
     @rank_zero_only
     def _report(self, trainer: pl.Trainer, figures: dict[str, float], table: Table) -> None:
@@ -221,8 +255,8 @@ class Course(Callback):
         images = self.last_step * self.config.sampler.batch_size
         metrics = (
             figures
-            | _renamed(state["best"], "best_on_test")
-            | {"best_on_test/step": state["best_step"]}
+            | _renamed(state["best"], f"best_on_{self.watched}", of=self.watched)
+            | {f"best_on_{self.watched}/step": state["best_step"]}
             | _renamed(state["untrained"], "untrained")
             | {"data/train/images": data.train_images, "data/train/classes": data.train_classes}
             | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
@@ -230,14 +264,27 @@ class Course(Callback):
             | {"run/steps": self.last_step, "run/seconds": state["seconds"]}
             | {"run/images_per_second": images / state["seconds"]}
         )
-        pictures = write_report(self.folder.path, self.container, metrics, table, self.parts)
+        attention = self._attention(trainer)
+        pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, attention)
         log_pictures(trainer.loggers, pictures, self.last_step)
         self.folder.write_metrics(metrics)
 
+    def _attention(self, trainer: pl.Trainer, count: int = 4) -> tuple[Tensor, Tensor] | None:
+        """Some test images `[B,3,H,W]` and what the learners attend to in them, `[B,L,C,h,w]`, on the CPU."""
+        method, rows = _method(trainer), self.parts.data.query_rows
+        chosen = np.random.default_rng(0).choice(rows, min(count, len(rows)), replace=False)
+        images = torch.stack([self.parts.data.test_image(row) for row in np.sort(chosen)])
+        training = method.training
+        method.eval()
+        with torch.inference_mode(), trainer.precision_plugin.val_step_context():
+            maps = method.attend(trainer.precision_plugin.convert_input(images.to(method.device)))
+        method.train(training)
+        return None if maps is None else (images, maps.float().cpu())
 
-def _renamed(figures: dict[str, float], prefix: str) -> dict[str, float]:
+
+def _renamed(figures: dict[str, float], prefix: str, of: Part = "test") -> dict[str, float]:
     """`test/recall@1` -> `<prefix>/recall@1`; the learners' figures are left out."""
-    return {f"{prefix}/{name.removeprefix('test/')}": v for name, v in figures.items() if name.startswith("test/")}
+    return {f"{prefix}/{name.removeprefix(f'{of}/')}": v for name, v in figures.items() if name.startswith(f"{of}/")}
 
 
 def _check_finite(module: pl.LightningModule, step: int) -> None:

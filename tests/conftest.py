@@ -13,8 +13,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from dml.build import build_method
+from dml.command import CONF
 from dml.methods.base import Method
-from dml.run import CONF
 
 # Small enough for seconds, large enough that every part has something to do.
 TINY = [

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from dml.build import build_method, load
+from dml.command import CONF
 from dml.errors import UserError
 from dml.loggers import read_metrics
-from dml.run import CONF
 from dml.train import run
 from tests.conftest import TINY
 

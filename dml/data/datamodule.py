@@ -124,6 +124,10 @@ class DataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
+    def test_image(self, row: int) -> Tensor:
+        """One image as evaluation sees it, `[3,H,W]` in 0..1."""
+        return self.test_transform(self.records.image(int(row)))
+
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
         rank, world_size = self._ranks()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,14 +10,28 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table, score
 
+Part = Literal["test", "validation"]
+
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of the records. `gallery` None: the queries are their own gallery, without themselves."""
+    """Rows of the records.
+
+    Attributes:
+        train: to train on.
+        query, gallery: of the test; no gallery: the queries are their own gallery, without themselves.
+        validation: of classes neither trained on nor in the test; None: the protocol has none.
+    """
 
     train: np.ndarray
     query: np.ndarray
     gallery: np.ndarray | None
+    validation: np.ndarray | None = None
+
+    @property
+    def watched(self) -> Part:
+        """What is evaluated while training, and decides which checkpoint was the best."""
+        return "test" if self.validation is None else "validation"
 
 
 class Conventional:
@@ -67,7 +81,53 @@ class Conventional:
         """Steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
-    def score(self, table: Table, split: Split, *, final: bool) -> dict[str, float]:
-        """Figures of one checkpoint (see `dml.evaluation.evaluator.score`); clustering for the final one alone."""
+    def score(self, table: Table, split: Split, part: Part, *, final: bool) -> dict[str, float]:
+        """Figures of one checkpoint on one part of the split.
+
+        On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
+        validation images those of the concatenation, as `validation/...`.
+        """
+        if part == "validation":
+            figures = score(table, None, self.ks, clustering=False)
+            return {f"validation/{n.removeprefix('test/')}": v for n, v in figures.items() if n.startswith("test/")}
         gallery = None if split.gallery is None else table.take(split.gallery)
         return score(table.take(split.query), gallery, self.ks, clustering=self.clustering and final)
+
+
+class RandomClassSplit(Conventional):
+    """Train on a random half of the training classes, choose the checkpoint on the other half (DIABLO section 4.2).
+
+    The checkpoint with the highest Recall@1 on the validation classes is the one that is tested; no test image takes
+    part in the choice. Mean and standard deviation over several such splits are the result.
+
+    Args:
+        split: number of the split, from 0; it is a function of `seed` and this number, so that every method and
+            every training seed meets the same splits.
+        splits: how many there are.
+        seed: of the splits.
+        options: see `Conventional`.
+
+    Raises:
+        UserError: a split that is not there.
+    """
+
+    def __init__(self, *, split: int, splits: int = 10, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        if not 0 <= split < splits:
+            raise UserError(f"protocol.split={split} is none of the {splits} splits: they are 0 to {splits - 1}.")
+        self.number, self.seed = split, seed
+
+    def split(self, records: Records) -> Split:
+        """Half of the training classes, rounded up, to train on; the test stays the data set's.
+
+        Raises:
+            UserError: fewer than two training classes.
+        """
+        labels = records.labels[records.train_rows]
+        classes = np.unique(labels)
+        if len(classes) < 2:
+            raise UserError(f"{records.name} has {len(classes)} training class: half of them cannot be held out.")
+        order = np.random.default_rng([self.seed, self.number]).permutation(classes)
+        train = np.isin(labels, order[: (len(classes) + 1) // 2])
+        whole = super().split(records)
+        return Split(records.train_rows[train], whole.query, whole.gallery, records.train_rows[~train])

@@ -1,11 +1,13 @@
 """The pictures of a report, one function a picture; each returns a matplotlib figure or an image."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -33,14 +35,49 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     for name in dict.fromkeys(key for record in records for key in record if key.startswith("train/")):
         points = [(record["step"], record[name]) for record in records if name in record]
         loss.plot(*zip(*points, strict=True), label=name.removeprefix("train/"), linewidth=1)
-    for name, label in (("test/recall@1", "together"), ("learners/mean/recall@1", "mean learner")):
+    watched = "validation" if any("validation/recall@1" in record for record in records) else "test"
+    lines = {f"{watched}/recall@1": "together"}
+    if watched == "test":
+        lines["learners/mean/recall@1"] = "mean learner"
+    for name, label in lines.items():
         points = [(record["step"], record[name]) for record in records if name in record]
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
     loss.set(xlabel="step", ylabel="training loss")
-    recall.set(xlabel="step", ylabel="Recall@1 on test classes")
+    recall.set(xlabel="step", ylabel=f"Recall@1 on {watched} classes")
     for axes in (loss, recall):
         axes.legend(frameon=False, fontsize=8)
         axes.grid(alpha=0.3)
+    return figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration: its method, what it costs, and Recall@1 with its standard deviation over runs."""
+
+    method: str
+    learners: int
+    params: float
+    flops: float
+    recall: float
+    std: float
+
+
+def recall_and_cost(points: Sequence[Point]) -> Figure:
+    """Recall@1 against parameters and against multiply-adds, a line a method (ABE Fig. 4)."""
+    figure = _figure(9, 3.4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for method in dict.fromkeys(point.method for point in points):
+        of_method = sorted((p for p in points if p.method == method), key=lambda p: p.flops)
+        for axes, costs in ((left, [p.params / 1e6 for p in of_method]), (right, [p.flops / 1e9 for p in of_method])):
+            recalls, stds = [p.recall for p in of_method], [p.std for p in of_method]
+            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=method)
+            for cost, point in zip(costs, of_method, strict=True):
+                axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
+    left.set(xlabel="parameters, millions", ylabel="Recall@1")
+    right.set(xlabel="multiply-adds of an image, 1e9")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -76,6 +113,51 @@ def similarity_histograms(table: Table, pairs: int = 50_000, seed: int = 0) -> F
     axes.set(xlabel="cosine similarity", ylabel="density", xlim=(-1, 1))
     axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: int = 8) -> Figure:
+    """What each learner attends to, over the images (ABE Fig. 6; DIABLO's maps).
+
+    A block of rows an image: the mean over channels, and the channels on which the learners differ most. Within a row
+    colours run from the row's lowest to its highest attention, which are printed beside it.
+
+    Args:
+        images: `[B,3,H,W]` in 0..1.
+        maps: `[B,L,C,h,w]`.
+        channels: how many besides the mean, where C is more than 1.
+        learners: how many, the first ones.
+    """
+    maps = maps[:, :learners]
+    chosen = maps.var(1).mean((0, 2, 3)).topk(channels).indices.tolist() if maps.shape[2] > 1 else []
+    views = {"mean" if chosen else "all channels": maps.mean(2)} | {f"channel {c}": maps[:, :, c] for c in chosen}
+    rows, columns = len(images) * len(views), maps.shape[1] + 1
+    figure = _figure(1.15 * columns + 1.2, 1.15 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for b, image in enumerate(images):
+        for v, (name, view) in enumerate(views.items()):
+            row = grid[b * len(views) + v]
+            if v == 0:
+                row[0].imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+            low, high = float(view[b].min()), float(view[b].max())
+            row[0].set_ylabel(f"{name}\n{low:.2f} to {high:.2f}", rotation=0, ha="right", va="center", fontsize=7)
+            for learner, attention in enumerate(view[b]):
+                _overlay(row[1 + learner], image, attention, low, high)
+    for learner, axes in enumerate(grid[0, 1:]):
+        axes.set_title(f"learner {learner}", fontsize=8)
+    return figure
+
+
+def _overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:
+    """The grey image `[3,H,W]` under the attention `[h,w]`, enlarged to it."""
+    height, width = image.shape[1:]
+    extent = (0, width, height, 0)
+    axes.imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+    axes.imshow(
+        attention.numpy(), cmap="inferno", vmin=low, vmax=high, alpha=0.6, extent=extent, interpolation="bilinear"
+    )
 
 
 def _random_pairs(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 import torch
 from omegaconf import OmegaConf
+from torch import Tensor
 
 import dml
 from dml.build import Parts
@@ -16,11 +17,16 @@ from dml.evaluation.evaluator import Table
 from dml.files import replace_file
 from dml.loggers import read_metrics
 from dml.reporting import figures
-from dml.reporting.table import rows, title
+from dml.reporting.table import rows, title, watched
 
 
 def write_report(
-    folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float], table: Table, parts: Parts
+    folder: Path,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    table: Table,
+    parts: Parts,
+    attention: tuple[Tensor, Tensor] | None,
 ) -> dict[str, Path]:
     """Draws the figures into `figures/` and writes `report.html` around them.
 
@@ -28,8 +34,9 @@ def write_report(
         folder: of the run; its `metrics.jsonl` gives the curves.
         config: resolved, plain containers.
         metrics: what `metrics.json` will hold.
-        table: test embeddings of the last checkpoint.
+        table: test embeddings of the checkpoint that is the result.
         parts: data and split of the run.
+        attention: images `[B,3,H,W]` and what the learners attend to in them, `[B,L,C,h,w]`, if they do.
 
     Returns:
         The pictures by name.
@@ -43,6 +50,8 @@ def write_report(
     }
     if learners > 1:
         drawn["learners"] = figures.learner_bars(metrics, learners)
+    if attention is not None:
+        drawn["attention"] = figures.attention_maps(*attention)
     pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, "gallery")}
     for name, figure in drawn.items():
         figure.savefig(pictures[name])
@@ -67,6 +76,7 @@ def _html(
         method=config["method"]["_target_"].rsplit(".", 1)[1],
         dataset=dataset,
         metrics=metrics,
+        watched=watched(metrics),
         columns=[title(column) for column in columns],
         together=together,
         ranked=[title(column) for column in ranked],

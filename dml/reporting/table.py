@@ -6,11 +6,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-ROWS = {
-    "last": "test",
-    "mean learner": "learners/mean",
-    "best on test *": "best_on_test",
-    "untrained": "untrained",
+LAST = {"last": "test", "mean learner": "learners/mean", "best on test *": "best_on_test", "untrained": "untrained"}
+CHOSEN = {"chosen *": "test", "mean learner": "learners/mean", "last": "last", "untrained": "untrained"}
+CAPTIONS = {
+    "test": "* chosen by its Recall@1 on the test set: an optimistic figure",
+    "validation": "* the best checkpoint on validation classes, which are not in the test",
 }
 NAMES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R", "nmi": "NMI", "f1": "F1"}
 
@@ -19,8 +19,14 @@ def rows(metrics: Mapping[str, float]) -> tuple[list[str], dict[str, list[float 
     """Columns (metric names of `metrics.json` without their prefix) and, for each row's title, its figures."""
     columns = [name.removeprefix("test/") for name in metrics if name.startswith("test/") and "queries" not in name]
     columns.remove("precision@1")  # Recall@1 by another name; metrics.json has both
-    figures = {title: [metrics.get(f"{prefix}/{name}") for name in columns] for title, prefix in ROWS.items()}
+    titles = CHOSEN if watched(metrics) == "validation" else LAST
+    figures = {title: [metrics.get(f"{prefix}/{name}") for name in columns] for title, prefix in titles.items()}
     return columns, figures
+
+
+def watched(metrics: Mapping[str, float]) -> str:
+    """Which part of the split chose the best checkpoint, `test` or `validation`."""
+    return "validation" if "best_on_validation/step" in metrics else "test"
 
 
 def title(column: str) -> str:
@@ -36,7 +42,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
         collapse_padding=True,
         pad_edge=False,
         title=f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes",
-        caption="R@K: Recall@K. * chosen by its Recall@1 on the test set: an optimistic figure",
+        caption=f"R@K: Recall@K; {CAPTIONS[watched(metrics)]}",
     )
     table.add_column("", no_wrap=True)
     for column in columns:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dml.build import complexity
+from dml.command import CONF
 from dml.errors import UserError
 from dml.methods.base import Method, NonFiniteLoss
-from dml.run import CONF
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 MethodOf = Callable[..., Method]

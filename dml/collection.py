@@ -1,0 +1,60 @@
+"""A protocol of several trainings: each in a folder of its own, one after another, and what they come to together."""
+
+import json
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.build import build
+from dml.errors import UserError
+from dml.files import replace_file
+from dml.folder import RunFolder
+from dml.pieces import pieces
+from dml.report import leaves, mean_and_std, write_summary
+from dml.run import job
+
+
+def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
+    """Trains what is not trained yet, each piece in a process and a folder of its own below the run's.
+
+    Args:
+        config: composed, of a protocol that leaves open which of its trainings is meant.
+        overrides: of the command line.
+
+    Returns:
+        The content of `metrics.json`: of each figure its mean over the pieces, and as `<name>/std` its standard
+        deviation (with n - 1).
+
+    Raises:
+        UserError: a mistake in the configuration or the data, found before anything is written; or a training that
+            ended with an error.
+    """
+    folder = RunFolder(Path(config.paths.output_dir))
+    folder.check(config)
+    parts = pieces(config)
+    if not all((folder.path / name / "metrics.json").exists() for name in parts):
+        _try_one(config)
+        whole = config.copy()
+        whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
+        folder.name(whole, overrides)
+    for place, (name, override) in enumerate(parts.items(), 1):
+        print(f"\n{override}: training {place} of {len(parts)}", flush=True)
+        code = job([*overrides, override], folder.path / name)
+        if code:
+            raise UserError(
+                f"The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
+                f"the same options with paths.output_dir={folder.path} go on."
+            )
+    runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
+    metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
+    replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    print()
+    write_summary([folder.path])
+    return metrics
+
+
+def _try_one(config: DictConfig) -> None:
+    """Raises UserError for a mistake that the first training would find."""
+    one = config.copy()
+    one.merge_with(OmegaConf.from_dotlist([next(iter(pieces(config).values()))]))
+    build(one)

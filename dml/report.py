@@ -1,0 +1,207 @@
+"""`python -m dml.report FOLDER...`: one table of all finished runs below some folders, and what they cost.
+
+Runs that differ in their seed or their random split alone are one row: mean and standard deviation over them.
+"""
+
+import argparse
+import base64
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from omegaconf import OmegaConf
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dml.command import stop
+from dml.errors import UserError
+from dml.files import replace_file
+from dml.folder import RunFolder, flat
+from dml.pieces import pieces
+from dml.reporting import figures
+
+REPEATS = ("seed", "protocol.split")  # what a repetition of a run differs in
+
+COLUMNS = {
+    "test/recall@1": "Recall@1",
+    "learners/mean/recall@1": "mean learner",
+    "gain": "gain",
+    "learners/self_cosine": "self cosine",
+    "test/map@r": "MAP@R",
+    "untrained/recall@1": "untrained",
+}
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    folder: Path
+    config: Any
+    overrides: list[str]
+    metrics: dict[str, float]
+
+
+@dataclass
+class Row:
+    """Runs of one configuration."""
+
+    label: str
+    runs: list[Run]
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Mean of each figure and, as `<name>/std`, its standard deviation; `gain` is the ensemble's over its mean
+        learner."""
+        figures = [dict(run.metrics) for run in self.runs]
+        for one in figures:
+            if "learners/1/recall@1" in one:
+                one["gain"] = one["test/recall@1"] - one["learners/mean/recall@1"]
+        return mean_and_std(figures)
+
+    def cell(self, name: str) -> str:
+        """`mean±std` of a figure; the mean alone of one run; nothing where it has none."""
+        if name not in self.metrics:
+            return ""
+        std = self.metrics.get(f"{name}/std")
+        return f"{self.metrics[name]:.4f}" + ("" if std is None else f"±{std:.4f}")
+
+
+def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`."""
+    result = {}
+    for name in runs[0]:
+        values = [run[name] for run in runs if name in run]
+        if len(values) == len(runs):
+            result[name] = statistics.fmean(values)
+            if len(values) > 1:
+                result[f"{name}/std"] = statistics.stdev(values)
+    return result
+
+
+def leaves(folders: Iterable[Path]) -> list[Run]:
+    """The finished runs below some folders, in the order of their paths; a run of several trainings is those."""
+    found = {}
+    for folder in folders:
+        for file in sorted(folder.rglob("metrics.json")):
+            config = RunFolder(file.parent).config()
+            if config is not None and not pieces(config):
+                overrides = OmegaConf.to_container(OmegaConf.load(file.parent / "overrides.yaml"))
+                assert isinstance(overrides, list)
+                metrics = json.loads(file.read_text())
+                found[file.parent.resolve()] = Run(file.parent, config, [str(o) for o in overrides], metrics)
+    return list(found.values())
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Runs of one configuration together; the label is what was typed and is not common to all rows."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        options = {name: value for name, value in flat(run.config, run.config.runtime).items() if name not in REPEATS}
+        groups.setdefault(json.dumps(options, sort_keys=True, default=str), []).append(run)
+    if len(groups) == 1:
+        return [Row(_method(runs[0]), list(runs))]
+    typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
+    common = set(typed[0]).intersection(*typed)
+    labels = [" ".join(o for o in options if o not in common) or "the rest by default" for options in typed]
+    return [Row(label, group) for label, group in zip(labels, groups.values(), strict=True)]
+
+
+def _method(run: Run) -> str:
+    name: str = run.config.method._target_.rsplit(".", 1)[1]
+    return name
+
+
+def _tells(override: str) -> bool:
+    name = override.lstrip("+~").partition("=")[0]
+    return name not in REPEATS and not name.startswith(("paths.", "logger", "hydra"))
+
+
+def write_summary(folders: Sequence[Path]) -> Path:
+    """`summary.html` and `summary.json` in the first folder; prints the table.
+
+    Raises:
+        UserError: no finished run below the folders.
+    """
+    runs = leaves(folders)
+    if not runs:
+        raise UserError(f"no finished run (config.yaml with metrics.json) lies below {', '.join(map(str, folders))}.")
+    table = rows(runs)
+    shown = [name for name in COLUMNS if any(name in row.metrics for row in table)]
+    _print(table, [name for name in shown if name != "untrained/recall@1"])
+    page = folders[0] / "summary.html"
+    picture = figures.recall_and_cost([_point(row) for row in table])
+    (folders[0] / "figures").mkdir(exist_ok=True)
+    picture.savefig(folders[0] / "figures" / "cost.png")
+    content = [
+        {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table
+    ]
+    replace_file(folders[0] / "summary.json", json.dumps(content, indent=1) + "\n")
+    replace_file(page, _html(table, shown, folders[0] / "figures" / "cost.png"))
+    print(f"Report: {page}")
+    return page
+
+
+def _point(row: Row) -> figures.Point:
+    learners = sum(name.startswith("learners/") and name.endswith("/recall@1") for name in row.runs[0].metrics) - 2
+    m = row.metrics
+    return figures.Point(
+        _method(row.runs[0]),
+        learners,
+        m["model/params"],
+        m["model/flops"],
+        m["test/recall@1"],
+        m.get("test/recall@1/std", 0.0),
+    )
+
+
+def _print(table: Sequence[Row], shown: Sequence[str]) -> None:
+    printed = Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        caption="Recall@1, MAP@R: mean±standard deviation (n - 1)",
+    )
+    printed.add_column("")
+    for title in ("n", *(COLUMNS[name] for name in shown)):
+        printed.add_column(title, justify="right", no_wrap=True)
+    for row in table:
+        printed.add_row(row.label, str(len(row.runs)), *(row.cell(name) for name in shown))
+    Console().print(printed)
+
+
+def _html(table: Sequence[Row], shown: Sequence[str], picture: Path) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dml.reporting", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("summary.html.jinja").render(
+        table=table,
+        columns={name: COLUMNS[name] for name in shown},
+        picture=base64.b64encode(picture.read_bytes()).decode(),
+        commands=[(run, "python -m dml.run " + " ".join(run.overrides)) for row in table for run in row.runs],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m dml.report", description=__doc__)
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps; the first is written to"
+    )
+    try:
+        write_summary(parser.parse_args().folders)
+    except UserError as mistake:
+        stop(str(mistake))
+
+
+if __name__ == "__main__":
+    main()
