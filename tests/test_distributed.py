@@ -69,7 +69,7 @@ def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]], shar
 
 def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
     """The command line, Lightning's launcher and gloo: losses and figures of both runs agree."""
-    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics"]
+    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics", "protocol=random_class_split", "protocol.split=0"]
     alone, together = tmp_path / "alone", tmp_path / "together"
     two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", *options]
     for folder, chosen in ((alone, options), (together, two)):

@@ -42,7 +42,14 @@ def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dic
     return {k: v for k, v in metrics.items() if k not in CLOCK}, read_metrics(folder / "metrics.jsonl"), tensors
 
 
-@pytest.mark.parametrize("options", [["method=abe"], ["loss=xbm", "loss.loss.memory_size=64"]], ids=["abe", "xbm"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["method=abe", "protocol=random_class_split", "protocol.split=0"],
+        ["loss=xbm", "loss.loss.memory_size=64"],
+    ],
+    ids=["abe", "xbm"],
+)
 def test_killed_and_resumed_equals_undisturbed(tmp_path: Path, options: list[str]) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert start(undisturbed, *options).wait() == 0

@@ -14,9 +14,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from dml.build import build_method, load
+from dml.build import build, build_method, load
 from dml.command import CONF
 from dml.errors import UserError
+from dml.evaluation.metrics import evaluate
 from dml.loggers import read_metrics
 from dml.train import run
 from tests.conftest import TINY
@@ -61,6 +62,13 @@ def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> N
 @pytest.mark.parametrize("head", choices("head"))
 def test_every_head_trains(configure: Configure, head: str) -> None:
     assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
+
+
+@pytest.mark.parametrize("method", choices("method"))
+def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
+    assert tiny_run(configure, f"method={method}", "trainer.max_steps=2")["run/steps"] == 2
+    attentive = method in ("abe", "mheads_att", "diablo")
+    assert (tmp_path / "run" / "figures" / "attention.png").exists() == attentive
 
 
 @pytest.mark.parametrize("sampler", choices("sampler"))
@@ -121,11 +129,11 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
 
 def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
     page = (abe_folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 5
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []  # nothing outside the file
     metrics = json.loads((abe_folder / "metrics.json").read_text())
     assert f"{metrics['test/recall@1']:.4f}" in page
-    for name in ("curves", "gallery", "learners", "similarities"):
+    for name in ("curves", "gallery", "learners", "similarities", "attention"):
         with Image.open(abe_folder / "figures" / f"{name}.png") as picture:
             assert min(picture.size) > 300
 
@@ -153,6 +161,32 @@ def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
     one = outcome("seed=1", "trainer.num_workers=0")
     assert outcome("seed=1", "trainer.num_workers=2") == one
     assert outcome("seed=2", "trainer.num_workers=0") != one
+
+
+def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path: Path) -> None:
+    """Each figure again from the checkpoints, by another way; no test image before the end."""
+    options = [*TINY, "protocol=random_class_split", "protocol.split=1", "protocol.every=2", "lr=0.01"]
+    options += ["method=abe", "protocol.clustering=false", "dataset.classes=40"]
+    metrics = run(configure(*options), options)
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    validation = {r["step"]: r["validation/recall@1"] for r in records if "validation/recall@1" in r}
+    assert list(validation) == [0, 2, 4, 6, 8, 10]
+    assert [r["step"] for r in records if "test/recall@1" in r] == [0, 10]
+    chosen = max((recall, -step) for step, recall in validation.items() if step)  # the first of equals
+    assert (metrics["best_on_validation/recall@1"], -metrics["best_on_validation/step"]) == chosen
+    assert metrics["best_on_validation/step"] < 10  # else this test says nothing
+    data = build(configure(*options)).data
+    for file, prefix in (("best_on_validation", "test"), ("last", "last")):
+        method = load(str(tmp_path / "run" / "checkpoints" / f"{file}.ckpt"))
+        with torch.inference_mode():
+            parts = [(method.embed(b["image"]), b["label"]) for b in data.eval_dataloader(data.eval_rows)]
+        embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        direct = evaluate(embeddings.flatten(1), labels, ks=(1, 2), clustering=False)
+        assert metrics[f"{prefix}/recall@1"] == direct["recall@1"]
+        assert metrics[f"{prefix}/map@r"] == pytest.approx(direct["map@r"], rel=1e-6)
+    assert (metrics["data/train/classes"], metrics["data/test/classes"]) == (10, 20)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"step {metrics['best_on_validation/step']}, the best on validation classes" in " ".join(page.split())
 
 
 def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: Path) -> None:
@@ -186,3 +220,5 @@ def test_a_sweep_is_a_folder_a_job(tmp_path: Path) -> None:
     for job, seed in (("0", 1), ("1", 2)):
         assert OmegaConf.load(tmp_path / job / "config.yaml").seed == seed
         assert json.loads((tmp_path / job / "metrics.json").read_text())["run/steps"] == 2
+    (row,) = json.loads((tmp_path / "summary.json").read_text())  # the seeds are one row
+    assert len(row["runs"]) == 2

@@ -10,7 +10,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table, score, self_cosines
 from dml.evaluation.metrics import evaluate
-from dml.evaluation.protocol import Conventional
+from dml.evaluation.protocol import Conventional, RandomClassSplit
 
 
 def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
@@ -74,7 +74,7 @@ def test_queries_and_gallery_apart_are_scored_apart() -> None:
     protocol = Conventional(ks=[1], clustering=False)
     split = protocol.split(records(["train", "query", "gallery"]))
     split = type(split)(split.train, given.rows[:10].numpy(), given.rows[10:].numpy())
-    figures = protocol.score(given, split, final=True)
+    figures = protocol.score(given, split, "test", final=True)
     whole = given.embeddings.flatten(1)
     direct = evaluate(
         whole[:10], given.labels[:10], gallery=whole[10:], gallery_labels=given.labels[10:], ks=(1,), clustering=False
@@ -91,8 +91,56 @@ def test_intervals_in_epochs() -> None:
 def test_clustering_is_for_the_final_checkpoint() -> None:
     split = Conventional().split(records(["train", "test"]))
     split = type(split)(split.train, table().rows.numpy(), None)
-    assert "test/nmi" in Conventional().score(table(), split, final=True)
-    assert "test/nmi" not in Conventional().score(table(), split, final=False)
+    assert "test/nmi" in Conventional().score(table(), split, "test", final=True)
+    assert "test/nmi" not in Conventional().score(table(), split, "test", final=False)
+
+
+def many_classes(classes: int) -> Records:
+    """Three images a training class, shuffled, and two test classes."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(classes + 2), 3))
+    roles = np.where(labels < classes, "train", "test")
+    names = np.array([str(i) for i in range(len(labels))])
+    return Records(
+        "x", names, labels, roles, [str(c) for c in range(classes + 2)], lambda row: Image.new("RGB", (4, 4))
+    )
+
+
+@pytest.mark.parametrize("classes", [10, 11])
+def test_random_halves_of_the_training_classes(classes: int) -> None:
+    data = many_classes(classes)
+    conventional = Conventional().split(data)
+    held_out = []
+    for number in range(10):
+        split = RandomClassSplit(split=number).split(data)
+        assert split.validation is not None
+        assert split.watched == "validation"
+        ours, theirs = (set(data.labels[rows].tolist()) for rows in (split.train, split.validation))
+        assert (len(ours), len(theirs)) == ((classes + 1) // 2, classes // 2)
+        assert ours | theirs == set(range(classes))
+        assert sorted([*split.train, *split.validation]) == conventional.train.tolist()
+        assert split.query.tolist() == conventional.query.tolist()
+        again = RandomClassSplit(split=number).split(data)
+        assert again.train.tolist() == split.train.tolist()
+        held_out.append(frozenset(theirs))
+    assert len(set(held_out)) > 5
+    assert all(0 < sum(c in one for one in held_out) < 10 for c in range(classes))  # every class on both sides
+    other = RandomClassSplit(split=0, seed=1).split(data)
+    assert other.train.tolist() != RandomClassSplit(split=0).split(data).train.tolist()
+
+
+def test_validation_figures_are_those_of_the_concatenation() -> None:
+    given = table()
+    split = Conventional().split(records(["train", "test"]))
+    figures = Conventional(ks=[1, 2]).score(given, split, "validation", final=True)
+    direct = evaluate(given.embeddings.flatten(1), given.labels, ks=(1, 2), clustering=False)
+    assert figures == {f"validation/{name}": value for name, value in direct.items()}
+
+
+def test_splits_that_cannot_be() -> None:
+    with pytest.raises(UserError, match=r"protocol\.split=10 is none of the 10 splits: they are 0 to 9"):
+        RandomClassSplit(split=10)
+    with pytest.raises(UserError, match="x has 1 training class: half of them cannot be held out"):
+        RandomClassSplit(split=0).split(many_classes(1))
 
 
 @pytest.mark.parametrize("options", [{"ks": [0, 1]}, {"ks": []}, {"every": 0}, {"batch_size": 0}, {"unit": "hours"}])

@@ -76,3 +76,47 @@ def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.5124" in said
     assert "R@1" in said
     assert "9 test images of 3 unseen classes" in " ".join(said.split())
+
+
+def test_curves_on_validation_classes() -> None:
+    records = [
+        {"step": 0, "test/recall@1": 0.1, "learners/mean/recall@1": 0.05},
+        {"step": 0, "validation/recall@1": 0.2},
+        {"step": 1, "train/loss": 2.0},
+        {"step": 2, "validation/recall@1": 0.4},
+    ]
+    _, recall = figures.curves(records).axes
+    assert [line.get_xydata().tolist() for line in recall.lines] == [[[0, 0.2], [2, 0.4]]]
+    assert "validation" in recall.get_ylabel()
+
+
+def test_attention_is_drawn_as_it_is() -> None:
+    """The mean over channels, then the channel on which learners differ; all within one range."""
+    maps = torch.full((2, 3, 4, 5, 6), 0.5)
+    maps[:, :, 2] = torch.tensor([0.1, 0.5, 0.9])[:, None, None]
+    drawn = figures.attention_maps(torch.rand(2, 3, 20, 24), maps, channels=1)
+    grid = np.array(drawn.axes).reshape(4, 4)  # two images x (mean, channel), the image and three learners
+    assert [axes.get_title() for axes in grid[0]] == ["", "learner 0", "learner 1", "learner 2"]
+    assert grid[0, 0].get_ylabel() == "mean\n0.40 to 0.60"
+    assert grid[3, 0].get_ylabel() == "channel 2\n0.10 to 0.90"
+    for learner, value in enumerate((0.1, 0.5, 0.9)):
+        grey, attention = grid[3, 1 + learner].images
+        assert grey.get_array().shape == (20, 24)
+        np.testing.assert_allclose(attention.get_array(), value)
+        assert attention.get_clim() == pytest.approx((0.1, 0.9))
+
+
+def test_attention_of_one_channel_is_drawn_once() -> None:
+    drawn = figures.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 2, 1, 4, 4))
+    assert len(drawn.axes) == 3
+    assert drawn.axes[0].get_ylabel().startswith("all channels")
+
+
+def test_recall_and_cost() -> None:
+    points = [figures.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, 0.01) for m in (4, 1, 2)]
+    points.append(figures.Point("MHeads", 2, 5e6, 2e9, 0.3, 0.0))
+    left, right = figures.recall_and_cost(points).axes
+    for axes in (left, right):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ABE", "MHeads"]
+        np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.1], [2, 0.2], [4, 0.4]])
+        assert [note.get_text() for note in axes.texts] == ["1", "2", "4", "2"]

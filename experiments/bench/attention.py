@@ -1,0 +1,137 @@
+"""A training step of ABE-M over a step of the plain network, beside the ratio of their flops; stacked over looped.
+
+    python experiments/bench/attention.py                     # GoogLeNet at 224, a few minutes on 2 cores
+    python experiments/bench/attention.py --device cuda --precision bf16 --batch 64
+
+The bound: convolutions dominate a step, so a step of ABE-M over a step of the 1-head model can be expected at the
+ratio of their multiply-adds (7.46 / 1.58 = 4.7 for ABE-8 on GoogLeNet, tables 1 and 8). The masks add little: of each
+image M x 480 x 14 x 14 numbers are written and read about six times forward and backward (18 MB in float32 for M = 8),
+some 2 ms of a CPU's memory bandwidth where the convolutions take about half a second. The aim is 1.1 times the flop
+ratio at most.
+
+Contenders take turns, step by step, so that a machine that slows down slows all of them; ratios are medians of the
+ratios within a round. Run it on idle cores.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from dml.build import build_method, complexity
+from dml.command import CONF
+from dml.methods.abe import ABE
+from dml.methods.base import Method
+
+AIM = 1.1
+
+
+class LoopedABE(ABE):
+    """The same learners, one pass of G each."""
+
+    def learners(self, images: Tensor) -> Tensor:
+        spatial = self.spatial(images)
+        masks = self.masks(spatial)
+        layout = torch.channels_last
+        inputs = [(spatial * masks[:, m]).contiguous(memory_format=layout) for m in range(self.M)]
+        return torch.stack([self.head(self.embedding(one)) for one in inputs], dim=1)
+
+
+def method_of(*overrides: str) -> Method:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=["backbone.weights=none", "runtime.train_classes=2", *overrides])
+    torch.manual_seed(0)
+    return build_method(config)
+
+
+def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
+    """One training step: forward, losses, backward, optimizer."""
+    optimizer = method.configure_optimizers()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            embeddings = method.embed(images)
+        torch.stack(list(method.objective(embeddings.float(), labels).values())).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds(job: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    job()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def peak(job: Callable[[], None], device: torch.device) -> float | None:
+    """GiB that a step needs at most; None where the device does not tell."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    job()
+    return torch.cuda.max_memory_allocated(device) / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="googlenet_v1")
+    parser.add_argument("--M", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--size", type=int, default=224, help="pixels")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--precision", choices=("32", "bf16"), default="32")
+    options = parser.parse_args()
+
+    common = [f"backbone={options.backbone}", f"image_size={options.size}", "head.dim=512"]
+    ensemble = [*common, "method=abe", f"method.M={options.M}"]
+    methods = {
+        "1-head": method_of(*common, "method=baseline", "loss=abe_contrastive"),
+        f"ABE-{options.M}": method_of(*ensemble),
+        f"ABE-{options.M}, looped": method_of(*ensemble),
+        f"ABE-{options.M}, checkpointing": method_of(*ensemble, "method.checkpointing=true"),
+    }
+    methods[f"ABE-{options.M}, looped"].__class__ = LoopedABE
+    flops = {name: complexity(method, options.size)["flops"] for name, method in methods.items()}
+    images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
+    labels = torch.arange(options.batch, device=options.device) // 2
+    steps = {
+        name: step_of(method.to(options.device), images, labels, options.precision) for name, method in methods.items()
+    }
+    for step in steps.values():  # warm up
+        step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(options.repeats):
+        for name, step in steps.items():
+            times[name].append(seconds(step, options.device))
+    memory = {name: peak(step, options.device) for name, step in steps.items()}
+
+    print(
+        f"{options.backbone}, batch {options.batch} at {options.size}, {options.precision}, {options.device}, "
+        f"{torch.get_num_threads()} threads, median of {options.repeats}"
+    )
+    print(f"{'':22} {'step':>9} {'/ 1-head':>9} {'flops':>7} {'over flops':>11} {'/ ABE':>7} {'peak':>9}")
+    one, abe = times["1-head"], times[f"ABE-{options.M}"]
+    for name, taken in times.items():
+        ratio = statistics.median(a / b for a, b in zip(taken, one, strict=True))
+        to_abe = statistics.median(a / b for a, b in zip(taken, abe, strict=True))
+        bound = flops[name] / flops["1-head"]
+        gib = "" if memory[name] is None else f"{memory[name]:5.2f} GiB"
+        print(
+            f"{name:22} {statistics.median(taken):7.3f} s {ratio:9.2f} {bound:7.2f} {ratio / bound:11.2f} "
+            f"{to_abe:7.2f} {gib:>9}"
+        )
+    print(f"aim: ABE-{options.M} at most {AIM} over flops")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""A protocol of several trainings: one command trains them all, each in its folder, and takes their mean."""
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from dml.collection import run_all
+from dml.errors import UserError
+from dml.train import run
+from tests.conftest import TINY
+
+Configure = Callable[..., DictConfig]
+OPTIONS = [
+    *TINY,
+    "protocol=random_class_split",
+    "protocol.splits=2",
+    "protocol.clustering=false",
+    "trainer.max_steps=2",
+]
+
+
+def test_all_splits_by_one_command(configure: Configure, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "dml.run", *OPTIONS, f"paths.output_dir={folder}", f"paths.cache_dir={tmp_path}"]
+    # As if killed after the second split: the first is missing.
+    early = [*OPTIONS, "protocol.split=1", f"paths.output_dir={folder / 'split_1'}"]
+    run(configure(*early), early)
+    kept = (folder / "split_1" / "metrics.json").stat().st_mtime_ns
+    (folder / "config.yaml").write_bytes(
+        (folder / "split_1" / "config.yaml").read_bytes().replace(b"split: 1", b"split: null")
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "training 2 of 2" in done.stdout
+    assert (folder / "split_1" / "metrics.json").stat().st_mtime_ns == kept
+    metrics = json.loads((folder / "metrics.json").read_text())
+    each = [json.loads((folder / f"split_{i}" / "metrics.json").read_text()) for i in range(2)]
+    for name in ("test/recall@1", "last/map@r", "untrained/recall@2"):
+        assert metrics[name] == statistics.fmean(one[name] for one in each)
+        assert metrics[f"{name}/std"] == statistics.stdev(one[name] for one in each)
+    assert metrics["run/trainings"] == 2
+    assert each[0]["data/train/classes"] == 6
+    assert each[0]["untrained/recall@1"] == each[1]["untrained/recall@1"]  # the same test images, the same weights
+    assert (folder / "summary.html").exists()
+
+    with pytest.raises(UserError, match=r"another configuration \(lr was 0.001, is 0.5"):
+        run_all(configure(*OPTIONS, "lr=0.5"), [])
+    with pytest.raises(UserError, match=r"another configuration \(protocol.split was None, is 1"):
+        run(configure(*OPTIONS, "protocol.split=1"), [])
+
+
+@pytest.mark.parametrize("option", ["head.dim=0", "dataset.classes=2", "backbone.weights=/nowhere.pth"])
+def test_a_mistake_is_found_before_anything_is_written(configure: Configure, tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError):
+        run_all(configure(*OPTIONS, option), [])
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,41 @@
+"""`python -m dml.describe` says what a run's metrics.json says, without data."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from dml.build import complexity
+from dml.command import CONF
+from dml.describe import describe
+from dml.methods.base import Method
+
+MethodOf = Callable[..., Method]
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+
+
+def test_the_last_line_is_json() -> None:
+    """ABE-8 512 of Table 1, and a data set that is not there."""
+    options = ["method=abe", "method.M=8", "head.dim=512", "backbone=googlenet_v1", "image_size=224"]
+    command = [sys.executable, "-m", "dml.describe", *options, "dataset=folder", "loss=proxy_anchor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    total = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (total["learners"], total["dim"]) == (8, 512)
+    assert (f"{total['params'] / 1e7:.2f}", f"{total['flops'] / 1e9:.2f}") == ("1.20", "7.46")
+    assert "spatial.inception3b" in done.stdout
+    assert "embedding.inception5b" in done.stdout
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_parts_are_the_whole(method_of: MethodOf, name: str) -> None:
+    method = method_of(f"method={name}", "loss=proxy_anchor")
+    parts, total = describe(method, 32)
+    assert {"params": total["params"], "flops": total["flops"]} == complexity(method, 32)
+    assert sum(part.params for part in parts) == total["params"]
+    assert sum(part.flops for part in parts) == total["flops"]
+    assert total["dim"] == 24
+    assert parts[0].shape[-3:] == (16, 16, 16)
+    assert method.training

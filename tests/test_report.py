@@ -1,0 +1,87 @@
+"""Tables over runs, from folders made as a run makes them."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from dml.errors import UserError
+from dml.folder import RunFolder
+from dml.report import leaves, main, rows, write_summary
+
+Configure = Callable[..., DictConfig]
+MakeRun = Callable[..., None]
+
+
+@pytest.fixture
+def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
+    """`make_run("a/0", recall, *overrides)`: a finished run with some figures."""
+
+    def make_run(name: str, recall: float, *overrides: str) -> None:
+        config = configure(*overrides, "runtime.train_classes=3", "runtime.embedding_dim=8")
+        folder = RunFolder(tmp_path / name)
+        folder.open(config, overrides)
+        learners = config.method.get("M", 1)
+        figures = {f"learners/{i}/recall@1": recall / 2 for i in range(learners)}
+        figures |= {"test/recall@1": recall, "learners/mean/recall@1": recall / 2, "learners/std/recall@1": 0.0}
+        folder.write_metrics(figures | {"model/params": 1000 * learners, "model/flops": 10**6 * learners})
+
+    return make_run
+
+
+def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
+    for job, (learners, seed, recall) in enumerate([(2, 1, 0.3), (4, 1, 0.5), (2, 2, 0.4), (4, 2, 0.8), (2, 3, 0.35)]):
+        make_run(f"sweep/{job}", recall, "method=abe", f"method.M={learners}", f"seed={seed}", "lr=0.1")
+    table = rows(leaves([tmp_path / "sweep"]))
+    assert [(row.label, len(row.runs)) for row in table] == [("method.M=2", 3), ("method.M=4", 2)]
+    for row, recalls in zip(table, ([0.3, 0.4, 0.35], [0.5, 0.8]), strict=True):
+        assert row.metrics["test/recall@1"] == pytest.approx(np.mean(recalls))
+        assert row.metrics["test/recall@1/std"] == pytest.approx(np.std(recalls, ddof=1))
+        assert row.metrics["gain"] == pytest.approx(np.mean(recalls) / 2)
+        assert row.cell("test/recall@1") == f"{np.mean(recalls):.4f}±{np.std(recalls, ddof=1):.4f}"
+    page = write_summary([tmp_path / "sweep"]).read_text()
+    assert table[0].cell("test/recall@1") in page
+    assert re.findall(r'(?:src|href)="(?!data:)', page) == []
+    written = json.loads((tmp_path / "sweep" / "summary.json").read_text())
+    assert [row["metrics"] for row in written] == [row.metrics for row in table]
+
+
+def test_a_collection_is_its_trainings(make_run: MakeRun, tmp_path: Path) -> None:
+    options = ["method=baseline", "protocol=random_class_split"]
+    make_run("whole", 0.9, *options)
+    for split in range(3):
+        make_run(f"whole/split_{split}", 0.1 * split, *options, f"protocol.split={split}")
+    (row,) = rows(leaves([tmp_path]))
+    assert (row.label, len(row.runs)) == ("Baseline", 3)
+    assert row.metrics["test/recall@1"] == pytest.approx(0.1)
+
+
+def test_other_options_are_another_row(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", 0.1, "method=baseline")
+    make_run("b", 0.2, "method=baseline", "lr=0.5")
+    make_run("c", 0.3, "method=baseline", "trainer.num_workers=7")  # carried out otherwise, but the same
+    table = rows(leaves([tmp_path / name for name in "abc"]))
+    assert [(row.label, len(row.runs)) for row in table] == [("the rest by default", 2), ("lr=0.5", 1)]
+
+
+def test_what_is_no_finished_run_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", 0.1, "method=baseline")
+    make_run("unfinished", 0.2, "method=baseline")
+    (tmp_path / "unfinished" / "metrics.json").unlink()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metrics.json").write_text("{}")
+    assert [run.folder.name for run in leaves([tmp_path, tmp_path / "a"])] == ["a"]
+
+
+def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="no finished run"):
+        write_summary([tmp_path])
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("dml: no finished run")
