@@ -55,9 +55,11 @@ class SweepSummary(Callback):
     """Ends a sweep (`-m`) with the table of its runs."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        from dml.report import write_summary
+        from dml.report import leaves, write_summary
 
-        write_summary([Path(config.hydra.sweep.dir)])
+        folder = Path(config.hydra.sweep.dir)
+        if leaves([folder]):
+            write_summary([folder])
 
 
 def stop(sentence: str) -> NoReturn:

@@ -124,10 +124,10 @@ def _tells(override: str) -> bool:
 
 
 def write_summary(folders: Sequence[Path]) -> Path:
-    """`summary.html` and `summary.json` in the first folder; prints the table.
+    """`summary.html`, `summary.json` and `figures/cost.png` in the first folder; prints the table.
 
     Raises:
-        UserError: no finished run below the folders.
+        UserError: no finished run below the folders, or the first cannot be written.
     """
     runs = leaves(folders)
     if not runs:
@@ -137,7 +137,10 @@ def write_summary(folders: Sequence[Path]) -> Path:
     _print(table, [name for name in shown if name != "untrained/recall@1"])
     page = folders[0] / "summary.html"
     picture = figures.recall_and_cost([_point(row) for row in table])
-    (folders[0] / "figures").mkdir(exist_ok=True)
+    try:
+        (folders[0] / "figures").mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
     picture.savefig(folders[0] / "figures" / "cost.png")
     content = [
         {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table

@@ -14,9 +14,13 @@ ratios within a round. Run it on idle cores.
 """
 
 import argparse
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -72,13 +76,32 @@ def seconds(job: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def peak(job: Callable[[], None], device: torch.device) -> float | None:
-    """GiB that a step needs at most; None where the device does not tell."""
-    if device.type != "cuda":
-        return None
-    torch.cuda.reset_peak_memory_stats(device)
-    job()
-    return torch.cuda.max_memory_allocated(device) / 2**30
+def peak(step: Callable[[], None], device: torch.device) -> float:
+    """GiB that a step needs at most: of the device, or of this process beyond what it held before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20 - now / 2**30
+
+
+def contenders(options: argparse.Namespace) -> dict[str, Callable[[], Method]]:
+    common = [f"backbone={options.backbone}", f"image_size={options.size}", "head.dim=512"]
+    ensemble = [*common, "method=abe", f"method.M={options.M}"]
+
+    def looped() -> Method:
+        method = method_of(*ensemble)
+        method.__class__ = LoopedABE
+        return method
+
+    return {
+        "1-head": lambda: method_of(*common, "method=baseline", "loss=abe_contrastive"),
+        f"ABE-{options.M}": lambda: method_of(*ensemble),
+        f"ABE-{options.M}, looped": looped,
+        f"ABE-{options.M}, checkpointing": lambda: method_of(*ensemble, "method.checkpointing=true"),
+    }
 
 
 def main() -> None:
@@ -90,30 +113,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--precision", choices=("32", "bf16"), default="32")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
 
-    common = [f"backbone={options.backbone}", f"image_size={options.size}", "head.dim=512"]
-    ensemble = [*common, "method=abe", f"method.M={options.M}"]
-    methods = {
-        "1-head": method_of(*common, "method=baseline", "loss=abe_contrastive"),
-        f"ABE-{options.M}": method_of(*ensemble),
-        f"ABE-{options.M}, looped": method_of(*ensemble),
-        f"ABE-{options.M}, checkpointing": method_of(*ensemble, "method.checkpointing=true"),
-    }
-    methods[f"ABE-{options.M}, looped"].__class__ = LoopedABE
-    flops = {name: complexity(method, options.size)["flops"] for name, method in methods.items()}
     images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
     labels = torch.arange(options.batch, device=options.device) // 2
-    steps = {
-        name: step_of(method.to(options.device), images, labels, options.precision) for name, method in methods.items()
-    }
+    chosen = {name: make for name, make in contenders(options).items() if options.child in (None, name)}
+    methods = {name: make().to(options.device) for name, make in chosen.items()}
+    steps = {name: step_of(method, images, labels, options.precision) for name, method in methods.items()}
+    if options.child:
+        print(peak(steps[options.child], options.device))
+        return
+    flops = {name: complexity(method, options.size)["flops"] for name, method in methods.items()}
     for step in steps.values():  # warm up
         step()
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.repeats):
         for name, step in steps.items():
             times[name].append(seconds(step, options.device))
-    memory = {name: peak(step, options.device) for name, step in steps.items()}
+    # A process of its own each: what one step allocated would be there for the next.
+    child = [sys.executable, *sys.argv]
+    memory = {
+        name: float(subprocess.run([*child, "--child", name], check=True, capture_output=True, text=True).stdout)
+        for name in steps
+    }
 
     print(
         f"{options.backbone}, batch {options.batch} at {options.size}, {options.precision}, {options.device}, "
@@ -125,10 +148,9 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(taken, one, strict=True))
         to_abe = statistics.median(a / b for a, b in zip(taken, abe, strict=True))
         bound = flops[name] / flops["1-head"]
-        gib = "" if memory[name] is None else f"{memory[name]:5.2f} GiB"
         print(
             f"{name:22} {statistics.median(taken):7.3f} s {ratio:9.2f} {bound:7.2f} {ratio / bound:11.2f} "
-            f"{to_abe:7.2f} {gib:>9}"
+            f"{to_abe:7.2f} {memory[name]:5.2f} GiB"
         )
     print(f"aim: ABE-{options.M} at most {AIM} over flops")
 
