@@ -22,10 +22,10 @@ def select(features: Tensor, dictionary: Tensor, alpha: float) -> Tensor:
     Returns:
         `[B,N,c,h,w]` or `[B,N,1,h,w]`, in (0,1), with sum 1 over N.
     """
-    directions = F.normalize(dictionary, dim=-1).flatten(0, 1)[:, :, None, None]
+    directions = alpha * F.normalize(dictionary, dim=-1).flatten(0, 1)[:, :, None, None]
     # A ReLU's features can vanish, and the gradient of their direction is 1 / eps: it has to fit into half precision.
-    cosines = F.conv2d(F.normalize(features, dim=1, eps=1e-3), directions)
-    return (alpha * cosines).unflatten(1, dictionary.shape[:2]).softmax(dim=1)
+    similarities = F.conv2d(F.normalize(features, dim=1, eps=1e-3), directions)
+    return similarities.unflatten(1, dictionary.shape[:2]).softmax(dim=1)
 
 
 class Dictionary(nn.Module):

@@ -14,7 +14,6 @@ ratios within a round. Run it on idle cores.
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -76,15 +75,21 @@ def seconds(job: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+def resident(field: str) -> float:
+    """GiB of this process, now (VmRSS) or at most (VmHWM). Not `ru_maxrss`: a child inherits its parent's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**20
+
+
 def peak(step: Callable[[], None], device: torch.device) -> float:
     """GiB that a step needs at most: of the device, or of this process beyond what it held before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()
         return torch.cuda.max_memory_allocated(device) / 2**30
-    now = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    now = resident("VmRSS")
     step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20 - now / 2**30
+    return resident("VmHWM") - now
 
 
 def contenders(options: argparse.Namespace) -> dict[str, Callable[[], Method]]:

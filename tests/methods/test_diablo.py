@@ -1,8 +1,8 @@
 """DIABLO against equations 5 to 13 written as loops, and what its architecture promises."""
 
 import math
-import resource
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -202,22 +202,28 @@ def test_no_tensor_is_larger_than_the_weights() -> None:
     assert largest.elements == images * entries * c * h * w
 
 
+def resident(field: str) -> int:
+    """Bytes of this process, now (VmRSS) or at most (VmHWM). Not `ru_maxrss`: a child inherits its parent's."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
 def peak_of_selection() -> float:
-    """MiB that forward and backward add to the peak of a process, in units of the weights [B,N,c,h,w]."""
+    """Memory that forward and backward take at most, in units of the weights [B,N,c,h,w]."""
     weights = 4 * 8 * 480 * 14 * 14 * 4
     phi = torch.randn(4, 832, 14, 14, requires_grad=True)
     features = torch.randn(4, 480, 14, 14, requires_grad=True)
     dictionary = Dictionary(8, 480, 832, 10.0)
     Dictionary(2, 8, 832, 10.0)(phi[:1]).sum().backward()  # what the library sets up at first use
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmRSS")
     (dictionary(phi) * features[:, None]).square().sum().backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weights
+    return (resident("VmHWM") - before) / weights
 
 
 def test_peak_memory_is_a_few_times_the_weights(on_ranks: Callable[..., list[float]]) -> None:
     """At GoogLeNet's size, in a process of its own; [B,N,c,m,h,w] would take 832 times the weights."""
     (peak,) = on_ranks(1, peak_of_selection)
-    assert peak < 10
+    assert 2 < peak < 16
 
 
 @pytest.mark.parametrize("backbone", ["googlenet", "bn_inception", "resnet50"])
