@@ -6,6 +6,7 @@ Runs that differ in their seed or their random split alone are one row: mean and
 import argparse
 import base64
 import json
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,15 +155,16 @@ def write_summary(folders: Sequence[Path]) -> Path:
 
 
 def _point(row: Row) -> figures.Point:
-    learners = sum(name.startswith("learners/") and name.endswith("/recall@1") for name in row.runs[0].metrics) - 2
-    m = row.metrics
+    """A line of the picture joins what differs in the number of learners alone."""
+    others = [option for option in row.label.split(" ") if not re.match(r"method\.[A-Z]=", option)]
+    figure = row.metrics
     return figures.Point(
-        _method(row.runs[0]),
-        learners,
-        m["model/params"],
-        m["model/flops"],
-        m["test/recall@1"],
-        m.get("test/recall@1/std", 0.0),
+        line=" ".join(others) or _method(row.runs[0]),
+        learners=sum(bool(re.fullmatch(r"learners/\d+/recall@1", name)) for name in row.runs[0].metrics),
+        params=figure["model/params"],
+        flops=figure["model/flops"],
+        recall=figure["test/recall@1"],
+        std=figure.get("test/recall@1/std", 0.0),
     )
 
 

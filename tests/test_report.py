@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from dml.errors import UserError
 from dml.folder import RunFolder
-from dml.report import leaves, main, rows, write_summary
+from dml.report import _point, leaves, main, rows, write_summary
 
 Configure = Callable[..., DictConfig]
 MakeRun = Callable[..., None]
@@ -48,6 +48,19 @@ def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     written = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["metrics"] for row in written] == [row.metrics for row in table]
+
+
+def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
+    """A line joins what differs in the number of learners alone."""
+    for job, (weight, learners) in enumerate([(0, 2), (0, 4), (1, 2), (1, 4)]):
+        make_run(str(job), 0.1 * job, "method=abe", f"method.lambda_div={weight}", f"method.M={learners}", "lr=0.1")
+    points = [_point(row) for row in rows(leaves([tmp_path]))]
+    assert [(p.line, p.learners) for p in points] == [
+        ("method.lambda_div=0", 2),
+        ("method.lambda_div=0", 4),
+        ("method.lambda_div=1", 2),
+        ("method.lambda_div=1", 4),
+    ]
 
 
 def test_a_collection_is_its_trainings(make_run: MakeRun, tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: its method, what it costs, and Recall@1 with its standard deviation over runs."""
+    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs."""
 
-    method: str
+    line: str
     learners: int
     params: float
     flops: float
@@ -63,21 +63,21 @@ class Point:
 
 
 def recall_and_cost(points: Sequence[Point]) -> Figure:
-    """Recall@1 against parameters and against multiply-adds, a line a method (ABE Fig. 4)."""
+    """Recall@1 against parameters and against multiply-adds (ABE Fig. 4: a line a method, a point an M)."""
     figure = _figure(9, 3.4)
     left, right = figure.subplots(1, 2, sharey=True)
-    for method in dict.fromkeys(point.method for point in points):
-        of_method = sorted((p for p in points if p.method == method), key=lambda p: p.flops)
-        for axes, costs in ((left, [p.params / 1e6 for p in of_method]), (right, [p.flops / 1e9 for p in of_method])):
-            recalls, stds = [p.recall for p in of_method], [p.std for p in of_method]
-            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=method)
-            for cost, point in zip(costs, of_method, strict=True):
+    for line in dict.fromkeys(point.line for point in points):
+        on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
+        for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
+            recalls, stds = [p.recall for p in on_line], [p.std for p in on_line]
+            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=line)
+            for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
     left.set(xlabel="parameters, millions", ylabel="Recall@1")
     right.set(xlabel="multiply-adds of an image, 1e9")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=7)
     return figure
 
 

@@ -116,7 +116,7 @@ def test_recall_and_cost() -> None:
     points = [figures.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, 0.01) for m in (4, 1, 2)]
     points.append(figures.Point("MHeads", 2, 5e6, 2e9, 0.3, 0.0))
     left, right = figures.recall_and_cost(points).axes
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["ABE", "MHeads"]
     for axes in (left, right):
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ABE", "MHeads"]
         np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.1], [2, 0.2], [4, 0.4]])
         assert [note.get_text() for note in axes.texts] == ["1", "2", "4", "2"]
