@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
-from dml.errors import UserError
+from dml.errors import UserError, whole_number
 from dml.evaluation.protocol import Conventional, Split
 from dml.losses import Loss
 from dml.methods.base import Method
@@ -60,7 +60,7 @@ def build(config: DictConfig) -> Parts:
         UserError: whatever the components say of their options.
     """
     _check_complete(config)
-    _check_numbers(config)
+    check_numbers(config)
     _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
@@ -69,14 +69,7 @@ def build(config: DictConfig) -> Parts:
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
-    try:
-        size = complexity(method, config.image_size)
-    except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
-        raise UserError(
-            f"image_size={config.image_size} does not pass the network ({str(error).splitlines()[0]}): choose a "
-            "larger one."
-        ) from error
-    return Parts(records, split, protocol, data, method, size)
+    return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
 def _check_complete(config: DictConfig) -> None:
@@ -88,7 +81,7 @@ def _check_complete(config: DictConfig) -> None:
         raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
 
 
-def _check_numbers(config: DictConfig) -> None:
+def check_numbers(config: DictConfig) -> None:
     """Raises UserError where an option that every configuration has is no whole number in its range."""
     smallest = {
         "seed": 0,
@@ -105,8 +98,7 @@ def _check_numbers(config: DictConfig) -> None:
         value = OmegaConf.select(config, name)
         if value is None and name == "sampler.m":
             continue  # of m_per_class alone
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
-            raise UserError(f"{name}={value} has to be a whole number between {least} and {2**32 - 1}.")
+        whole_number(name, value, least)
 
 
 def _check_pairs(config: DictConfig) -> None:
@@ -158,7 +150,7 @@ def load(path: str) -> Method:
     """The method of a checkpoint, rebuilt from the configuration that lies in it, with its trained weights.
 
     Args:
-        path: `checkpoints/last.ckpt` or `checkpoints/best_on_test.ckpt` of a run folder.
+        path: `checkpoints/last.ckpt`, `best_on_test.ckpt` or `best_on_validation.ckpt` of a run folder.
     """
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     config = OmegaConf.create(checkpoint["config"])
@@ -174,11 +166,20 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
     Returns:
         `params`, the parameters of the network without those of the losses, and `flops`, multiply-adds of its
         convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
+
+    Raises:
+        UserError: an image that does not pass the network.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        method.eval().embed(images)
+        try:
+            method.eval().embed(images)
+        except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
+            raise UserError(
+                f"image_size={image_size} does not pass the network ({str(error).splitlines()[0]}): choose a larger "
+                "one."
+            ) from error
     method.train(training)
     of_losses = sum(p.numel() for p in method.losses.parameters())
     params = sum(p.numel() for p in method.parameters()) - of_losses

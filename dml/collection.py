@@ -1,17 +1,18 @@
 """A protocol of several trainings: each in a folder of its own, one after another, and what they come to together."""
 
 import json
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.build import build
 from dml.errors import UserError
 from dml.files import replace_file
 from dml.folder import RunFolder
 from dml.pieces import pieces
 from dml.report import leaves, mean_and_std, write_summary
 from dml.run import job
+from dml.train import prepare
 
 
 def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
@@ -26,9 +27,14 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         deviation (with n - 1).
 
     Raises:
-        UserError: a mistake in the configuration or the data, found before anything is written; or a training that
-            ended with an error.
+        UserError: a mistake in the configuration or the data, found before anything is written; several processes;
+            or a training that ended with an error.
     """
+    if any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "SLURM_NTASKS")):
+        raise UserError(
+            "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
+            f"with {next(iter(pieces(config).values()))}, and take their table from python -m dml.report FOLDER."
+        )
     folder = RunFolder(Path(config.paths.output_dir))
     folder.check(config)
     parts = pieces(config)
@@ -40,6 +46,8 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     for place, (name, override) in enumerate(parts.items(), 1):
         print(f"\n{override}: training {place} of {len(parts)}", flush=True)
         code = job([*overrides, override], folder.path / name)
+        if code == 2:
+            raise SystemExit(2)  # it has said what is wrong
         if code:
             raise UserError(
                 f"The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
@@ -57,4 +65,4 @@ def _try_one(config: DictConfig) -> None:
     """Raises UserError for a mistake that the first training would find."""
     one = config.copy()
     one.merge_with(OmegaConf.from_dotlist([next(iter(pieces(config).values()))]))
-    build(one)
+    prepare(one, RunFolder(Path(one.paths.output_dir)))

@@ -33,8 +33,9 @@ def _task(config: DictConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dml.build import build_method
+    from dml.build import build_method, check_numbers
 
+    check_numbers(config)
     config.backbone.weights = "none"  # sizes do not depend on them
     config.runtime.train_classes = 2  # known with the data; proxies are not counted
     method = build_method(config)
@@ -58,8 +59,8 @@ def describe(method: "Method", image_size: int) -> tuple[list[Part], dict[str, i
     """The parts of a method in the order in which an image first meets them, and its totals.
 
     Returns:
-        Parts; a part that several learners pass is counted each time in `flops`, once in `params`, and its shape
-        begins with the number of times an image passes it where that is more than one. Totals `params`, `flops`
+        Parts; a part that several learners pass is counted each time in `flops`, once in `params`; its shape begins
+        with how many learners pass it at once where that is more than one. Totals `params`, `flops`
         (`dml.build.complexity`), `learners` L and `dim` D = L*d.
     """
     import torch

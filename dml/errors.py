@@ -1,4 +1,6 @@
-"""The one exception for mistakes that a user can put right."""
+"""The one exception for mistakes that a user can put right, and the checks that many components share."""
+
+from typing import Any
 
 
 class UserError(ValueError):
@@ -6,3 +8,21 @@ class UserError(ValueError):
 
     `python -m dml.run` prints the sentence and exits with code 2, without a traceback.
     """
+
+
+def whole_number(option: str, value: Any, least: int) -> None:
+    """Raises UserError unless `value` is a whole number from `least` to 2^32 - 1 (the range of seeds)."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
+        raise UserError(f"{option}={value} has to be a whole number between {least} and {2**32 - 1}.")
+
+
+def positive(option: str, value: Any) -> None:
+    """Raises UserError unless `value` is a number above 0."""
+    if not isinstance(value, int | float) or not value > 0:
+        raise UserError(f"{option}={value} has to be a positive number.")
+
+
+def not_negative(option: str, value: Any) -> None:
+    """Raises UserError unless `value` is a number of 0 or more."""
+    if not isinstance(value, int | float) or not value >= 0:
+        raise UserError(f"{option}={value} has to be a number of 0 or more.")

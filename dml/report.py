@@ -7,6 +7,7 @@ import argparse
 import base64
 import json
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,16 +90,21 @@ def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def leaves(folders: Iterable[Path]) -> list[Run]:
-    """The finished runs below some folders, in the order of their paths; a run of several trainings is those."""
+    """The finished runs below some folders, in the order of their paths; a run of several trainings is those.
+
+    Raises:
+        UserError: a folder that is not there.
+    """
     found = {}
     for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder.")
         for file in sorted(folder.rglob("metrics.json")):
             config = RunFolder(file.parent).config()
             if config is not None and not pieces(config):
-                overrides = OmegaConf.to_container(OmegaConf.load(file.parent / "overrides.yaml"))
-                assert isinstance(overrides, list)
-                metrics = json.loads(file.read_text())
-                found[file.parent.resolve()] = Run(file.parent, config, [str(o) for o in overrides], metrics)
+                typed = file.parent / "overrides.yaml"
+                overrides = [str(o) for o in OmegaConf.load(typed)] if typed.exists() else []
+                found[file.parent.resolve()] = Run(file.parent, config, overrides, json.loads(file.read_text()))
     return list(found.values())
 
 
@@ -138,18 +144,17 @@ def write_summary(folders: Sequence[Path]) -> Path:
     table = rows(runs)
     shown = [name for name in COLUMNS if any(name in row.metrics for row in table)]
     _print(table, [name for name in PRINTED if name in shown])
-    page = folders[0] / "summary.html"
-    picture = figures.recall_and_cost([_point(row) for row in table])
-    try:
-        (folders[0] / "figures").mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
-    picture.savefig(folders[0] / "figures" / "cost.png")
     content = [
         {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table
     ]
-    replace_file(folders[0] / "summary.json", json.dumps(content, indent=1) + "\n")
-    replace_file(page, _html(table, shown, folders[0] / "figures" / "cost.png"))
+    page, picture = folders[0] / "summary.html", folders[0] / "figures" / "cost.png"
+    try:
+        picture.parent.mkdir(exist_ok=True)
+        figures.recall_and_cost([_point(row) for row in table]).savefig(picture)
+        replace_file(folders[0] / "summary.json", json.dumps(content, indent=1) + "\n")
+        replace_file(page, _html(table, shown, picture))
+    except OSError as error:
+        raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
     print(f"Report: {page}")
     return page
 
@@ -195,7 +200,7 @@ def _html(table: Sequence[Row], shown: Sequence[str], picture: Path) -> str:
         table=table,
         columns={name: COLUMNS[name] for name in shown},
         picture=base64.b64encode(picture.read_bytes()).decode(),
-        commands=[(run, "python -m dml.run " + " ".join(run.overrides)) for row in table for run in row.runs],
+        commands=[(run, shlex.join(["python", "-m", "dml.run", *run.overrides])) for row in table for run in row.runs],
     )
 
 

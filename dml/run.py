@@ -36,7 +36,8 @@ def _job_of_a_sweep(overrides: list[str]) -> float:
 
 def job(overrides: list[str], folder: Path) -> int:
     """The exit code of a run in a process of its own."""
-    options = [*overrides, f"paths.output_dir={folder}"]
+    quoted = str(folder).replace("'", "\\'")  # Hydra's grammar takes few characters bare
+    options = [*overrides, f"paths.output_dir='{quoted}'"]
     return subprocess.run([sys.executable, "-m", "dml.run", *options], check=False).returncode
 
 

@@ -52,8 +52,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     if folder.finished():
         print(f"{folder.path} holds this run already, finished: nothing was trained.")
         return _close(folder)
-    parts = build(config)
-    trainer = _trainer(config, Course(config, folder, parts))
+    parts, trainer = prepare(config, folder)
     folder.open(config, overrides)
     with folder.locked(), folder.logged():
         try:
@@ -64,6 +63,12 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
                 print(f"\nStopped: the same options with paths.output_dir={folder.path} go on.", file=sys.stderr)
             raise
     return _close(folder) if trainer.is_global_zero else {}
+
+
+def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
+    """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
+    parts = build(config)
+    return parts, _trainer(config, Course(config, folder, parts))
 
 
 def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
@@ -163,7 +168,14 @@ class Course(Callback):
                 self._evaluate(trainer, self.watched)  # where its curve starts
         else:
             log.info("resumed at step %d", trainer.global_step)
+            self._take_up_the_best()
         self.started = time.perf_counter()
+
+    def _take_up_the_best(self) -> None:
+        """A best checkpoint may be younger than the last one that a kill left: what it says of itself holds."""
+        if self.best.exists():
+            saved = torch.load(self.best, map_location="cpu", weights_only=True, mmap=True)["callbacks"][self.state_key]
+            self.state |= {name: saved[name] for name in ("best", "best_step")}
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         # Miners and dropout draw from the global generators: a step's draws depend on the seed and the step alone,

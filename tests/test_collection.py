@@ -26,10 +26,10 @@ OPTIONS = [
 
 
 def test_all_splits_by_one_command(configure: Configure, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "dml.run", *OPTIONS, f"paths.output_dir={folder}", f"paths.cache_dir={tmp_path}"]
+    folder = tmp_path / "run, (N=8)"  # a name that Hydra's grammar takes in quotes alone
+    command = [sys.executable, "-m", "dml.run", *OPTIONS, f"paths.output_dir='{folder}'", f"paths.cache_dir={tmp_path}"]
     # As if killed after the second split: the first is missing.
-    early = [*OPTIONS, "protocol.split=1", f"paths.output_dir={folder / 'split_1'}"]
+    early = [*OPTIONS, "protocol.split=1", f"paths.output_dir='{folder / 'split_1'}'"]
     run(configure(*early), early)
     kept = (folder / "split_1" / "metrics.json").stat().st_mtime_ns
     (folder / "config.yaml").write_bytes(
@@ -49,14 +49,42 @@ def test_all_splits_by_one_command(configure: Configure, tmp_path: Path) -> None
     assert each[0]["untrained/recall@1"] == each[1]["untrained/recall@1"]  # the same test images, the same weights
     assert (folder / "summary.html").exists()
 
+    here = f"paths.output_dir='{folder}'"
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.001, is 0.5"):
-        run_all(configure(*OPTIONS, "lr=0.5"), [])
+        run_all(configure(*OPTIONS, "lr=0.5", here), [])
     with pytest.raises(UserError, match=r"another configuration \(protocol.split was None, is 1"):
-        run(configure(*OPTIONS, "protocol.split=1"), [])
+        run(configure(*OPTIONS, "protocol.split=1", here), [])
 
 
-@pytest.mark.parametrize("option", ["head.dim=0", "dataset.classes=2", "backbone.weights=/nowhere.pth"])
-def test_a_mistake_is_found_before_anything_is_written(configure: Configure, tmp_path: Path, option: str) -> None:
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("head.dim=0", r"head\.dim=0"),
+        ("dataset.classes=2", "classes"),
+        ("backbone.weights=/nowhere.pth", "/nowhere.pth"),
+        ("trainer.precision=abc", "precision"),
+        ("protocol.splits=0", r"protocol\.splits=0 has to be a whole number"),
+        ("protocol.splits=abc", r"protocol\.splits=abc has to be a whole number"),
+        ("protocol.seed=-1", r"protocol\.seed=-1 has to be a whole number"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_written(
+    configure: Configure, tmp_path: Path, option: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
         run_all(configure(*OPTIONS, option), [])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["1.5", "abc", "-1", "2"])
+def test_a_split_that_is_none(configure: Configure, tmp_path: Path, split: str) -> None:
+    with pytest.raises(UserError, match=rf"protocol\.split={split} "):
+        run(configure(*OPTIONS, f"protocol.split={split}"), [])
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_at_once(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"start one at a time, here with protocol\.split=0"):
+        run_all(configure(*OPTIONS), [])
     assert not (tmp_path / "run").exists()

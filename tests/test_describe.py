@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from omegaconf import DictConfig
 
 from dml.build import complexity
 from dml.command import CONF
-from dml.describe import describe
+from dml.describe import _task, describe
+from dml.errors import UserError
 from dml.methods.base import Method
 
 MethodOf = Callable[..., Method]
@@ -27,6 +29,15 @@ def test_the_last_line_is_json() -> None:
     assert (f"{total['params'] / 1e7:.2f}", f"{total['flops'] / 1e9:.2f}") == ("1.20", "7.46")
     assert "spatial.inception3b" in done.stdout
     assert "embedding.inception5b" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("image_size=4", "larger"), ("image_size=abc", "whole number"), ("head.dim=-4", "whole number")],
+)
+def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _task(configure(option))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from dml.distributed import gather
 from dml.evaluation.evaluator import Collector
 from dml.loggers import read_metrics
-from dml.losses.functional import contrastive, divergence
+from dml.losses.functional import contrastive, contrastive_of_pairs, divergence
 from tests.conftest import TINY
 
 
@@ -29,6 +29,7 @@ def _gradients(part: slice) -> dict[str, torch.Tensor]:
     embeddings = F.normalize(network(images[part]).unflatten(1, (2, 4)), dim=-1)
     everything, all_labels = gather(embeddings, labels[part])
     loss = scale * contrastive(everything[:, 0], all_labels) + divergence(everything, 1.5)
+    loss = loss + contrastive_of_pairs(everything[:, 1], all_labels, margin=2.0)  # image i and image i + 4
     loss.backward()
     result = {"loss": loss.detach(), "scale": scale.grad, "weight": network.weight.grad, "bias": network.bias.grad}
     if torch.distributed.is_initialized():
@@ -67,9 +68,13 @@ def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]], shar
         np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
 
 
-def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "protocol", [["protocol=conventional"], ["protocol=random_class_split", "protocol.split=0", "protocol.every=2"]]
+)
+def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, protocol: list[str]) -> None:
     """The command line, Lightning's launcher and gloo: losses and figures of both runs agree."""
-    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics", "protocol=random_class_split", "protocol.split=0"]
+    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics", *protocol, "trainer.num_workers=0"]
+    options += ["protocol.clustering=false", f"paths.cache_dir={tmp_path}"]
     alone, together = tmp_path / "alone", tmp_path / "together"
     two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", *options]
     for folder, chosen in ((alone, options), (together, two)):

@@ -85,6 +85,7 @@ def test_what_is_no_finished_run_is_left_out(make_run: MakeRun, tmp_path: Path) 
     make_run("a", 0.1, "method=baseline")
     make_run("unfinished", 0.2, "method=baseline")
     (tmp_path / "unfinished" / "metrics.json").unlink()
+    (tmp_path / "a" / "overrides.yaml").unlink()  # not copied along
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "metrics.json").write_text("{}")
     assert [run.folder.name for run in leaves([tmp_path, tmp_path / "a"])] == ["a"]
@@ -93,6 +94,8 @@ def test_what_is_no_finished_run_is_left_out(make_run: MakeRun, tmp_path: Path) 
 def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no finished run"):
         write_summary([tmp_path])
+    with pytest.raises(UserError, match="nowhere is no folder"):
+        write_summary([tmp_path, tmp_path / "nowhere"])
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     with pytest.raises(SystemExit) as left:
         main()

@@ -18,8 +18,9 @@ from dml.build import build, build_method, load
 from dml.command import CONF
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
+from dml.folder import RunFolder
 from dml.loggers import read_metrics
-from dml.train import run
+from dml.train import Course, run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -187,6 +188,20 @@ def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path
     assert (metrics["data/train/classes"], metrics["data/test/classes"]) == (10, 20)
     page = (tmp_path / "run" / "report.html").read_text()
     assert f"step {metrics['best_on_validation/step']}, the best on validation classes" in " ".join(page.split())
+
+
+def test_a_best_checkpoint_younger_than_the_last_one(configure: Configure, tmp_path: Path) -> None:
+    """Killed between writing the two: what the best checkpoint says of itself holds."""
+    options = [*TINY, "protocol=random_class_split", "protocol.split=0", "trainer.max_steps=2", "protocol.every=1"]
+    metrics = run(configure(*options), options)
+    folder = RunFolder(tmp_path / "run")
+    config = configure(*options)
+    course = Course(config, folder, build(config))
+    course.load_state_dict({"untrained": {}, "best": {"validation/recall@1": 0.0}, "best_step": 0, "seconds": 1.0})
+    course._take_up_the_best()
+    assert course.state["best_step"] == torch.load(folder.best("validation"), weights_only=True)["global_step"] > 0
+    assert course.state["best"]["validation/recall@1"] == metrics["best_on_validation/recall@1"]
+    assert course.state["seconds"] == 1.0
 
 
 def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: Path) -> None:

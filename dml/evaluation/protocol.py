@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dml.data.records import Records
-from dml.errors import UserError
+from dml.errors import UserError, whole_number
 from dml.evaluation.evaluator import Table, score
+from dml.evaluation.metrics import evaluate
 
 Part = Literal["test", "validation"]
 
@@ -88,8 +89,8 @@ class Conventional:
         validation images those of the concatenation, as `validation/...`.
         """
         if part == "validation":
-            figures = score(table, None, self.ks, clustering=False)
-            return {f"validation/{n.removeprefix('test/')}": v for n, v in figures.items() if n.startswith("test/")}
+            figures = evaluate(table.embeddings.flatten(1), table.labels, ks=self.ks, clustering=False)
+            return {f"validation/{name}": value for name, value in figures.items()}
         gallery = None if split.gallery is None else table.take(split.gallery)
         return score(table.take(split.query), gallery, self.ks, clustering=self.clustering and final)
 
@@ -113,7 +114,10 @@ class RandomClassSplit(Conventional):
 
     def __init__(self, *, split: int, splits: int = 10, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
-        if not 0 <= split < splits:
+        whole_number("protocol.seed", seed, 0)
+        whole_number("protocol.splits", splits, 1)
+        whole_number("protocol.split", split, 0)
+        if split >= splits:
             raise UserError(f"protocol.split={split} is none of the {splits} splits: they are 0 to {splits - 1}.")
         self.number, self.seed = split, seed
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dml.errors import not_negative
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone, Stages
@@ -38,7 +39,7 @@ class Ensemble(Method):
         options: see `Method`.
 
     Raises:
-        UserError: a stage that the backbone lacks, or a width that M learners cannot share.
+        UserError: a stage that the backbone lacks, a width that M learners cannot share, or a negative number.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Ensemble(Method):
         **options: Any,
     ) -> None:
         d = share(dim, M, "method.M")
+        not_negative("method.lambda_div", lambda_div)
+        not_negative("method.margin_div", margin_div)
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(M)], **options)
         self.M, self.d, self.lambda_div, self.margin_div = M, d, lambda_div, margin_div
         self.branch = branch or backbone.branch
@@ -198,6 +201,7 @@ class MTails(Ensemble):
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
+        not_negative("method.perturbation", perturbation)
         self.spatials = nn.ModuleList([self.spatial, *(copy.deepcopy(self.spatial) for _ in range(M - 1))])
         del self.spatial
         self.head = head(self.d)

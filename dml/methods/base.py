@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.distributed import gather
-from dml.errors import UserError
+from dml.errors import UserError, positive, whole_number
 from dml.losses import Loss
 from dml.models.heads import Head
 
@@ -34,8 +34,7 @@ def share(dim: int, learners: int, option: str) -> int:
     Raises:
         UserError: no number of learners, or a width that they cannot share.
     """
-    if not isinstance(learners, int) or learners < 1:
-        raise UserError(f"{option}={learners} has to be a whole number of 1 or more.")
+    whole_number(option, learners, 1)
     if dim % learners:
         raise UserError(
             f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
@@ -68,9 +67,8 @@ class Method(LightningModule):
         head_lr_factor: float = 1.0,
     ) -> None:
         super().__init__()
-        for name, rate in (("lr", lr), ("head_lr_factor", head_lr_factor)):
-            if not isinstance(rate, int | float) or rate <= 0:
-                raise UserError(f"method.{name}={rate} has to be a positive number.")
+        positive("method.lr", lr)
+        positive("method.head_lr_factor", head_lr_factor)
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer

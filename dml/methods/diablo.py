@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dml.errors import UserError
+from dml.errors import UserError, positive
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.attention import Dictionary
 from dml.models.backbones.stages import Backbone, Stages
@@ -67,8 +67,7 @@ class DIABLO(Method):
             raise UserError(f"method.selection={selection} is unknown: choose feature or dimension.")
         if attention not in ("pre", "post"):
             raise UserError(f"method.attention={attention} is unknown: choose pre or post.")
-        if not isinstance(alpha, int | float) or alpha <= 0:
-            raise UserError(f"method.alpha={alpha} has to be a positive number.")
+        positive("method.alpha", alpha)
         d = share(dim, N, "method.N")
         super().__init__(normalize=backbone.normalize, losses=[loss(dim)], **options)
         self.N, self.pre = N, attention == "pre"

@@ -124,12 +124,13 @@ def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: in
     Args:
         images: `[B,3,H,W]` in 0..1.
         maps: `[B,L,C,h,w]`.
-        channels: how many besides the mean, where C is more than 1.
+        channels: how many besides the mean, where there are several channels and learners.
         learners: how many, the first ones.
     """
     maps = maps[:, :learners]
-    chosen = maps.var(1).mean((0, 2, 3)).topk(channels).indices.tolist() if maps.shape[2] > 1 else []
-    views = {"mean" if chosen else "all channels": maps.mean(2)} | {f"channel {c}": maps[:, :, c] for c in chosen}
+    several = maps.shape[1] > 1 and maps.shape[2] > 1
+    chosen = maps.var(1).mean((0, 2, 3)).topk(min(channels, maps.shape[2])).indices.tolist() if several else []
+    views = {"mean": maps.mean(2)} | {f"channel {c}": maps[:, :, c] for c in chosen}
     rows, columns = len(images) * len(views), maps.shape[1] + 1
     figure = _figure(1.15 * columns + 1.2, 1.15 * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False)

@@ -145,6 +145,21 @@ def test_the_divergence_loss_is_an_option_of_each(method_of: MethodOf, name: str
         torch.testing.assert_close(terms["divergence"], weight * sum((3 - s).clamp(min=0) for s in squared) / 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "passes"), [("abe", 2), ("mheads", 4), ("mheads_att", 4), ("mtails", 2), ("diablo", 2)]
+)
+def test_checkpointing_computes_twice(method_of: MethodOf, name: str, passes: int) -> None:
+    """The last stage of each G: once forward, once more for the backward pass."""
+    learners = "method.N=2" if name == "diablo" else "method.M=2"
+    method = method_of(f"method={name}", learners, "method.checkpointing=true")
+    counted = []
+    for part, module in method.named_modules():
+        if part.endswith("block4") and not part.startswith(("masks", "phi")):
+            module.register_forward_pre_hook(lambda *_: counted.append(1))
+    method.embed(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert len(counted) == passes
+
+
 @pytest.mark.parametrize("name", FAMILY)
 def test_checkpointing_changes_no_gradient(method_of: MethodOf, name: str) -> None:
     def gradients(*overrides: str) -> list[Tensor]:
@@ -180,6 +195,13 @@ def test_other_backbones(method_of: MethodOf, name: str, backbone: str) -> None:
 def test_stages_that_are_not_there(method_of: MethodOf, options: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         method_of("method=abe", *options)
+
+
+@pytest.mark.parametrize("option", ["lambda_div", "margin_div", "perturbation"])
+def test_numbers_that_are_none(method_of: MethodOf, option: str) -> None:
+    for value in ("-1", "abc"):
+        with pytest.raises(UserError, match=rf"method\.{option}={value} has to be a number of 0 or more"):
+            method_of("method=mtails", f"method.{option}={value}")
 
 
 def test_attention_is_between_0_and_1(method_of: MethodOf) -> None:

@@ -179,9 +179,37 @@ def test_depths_of_attention() -> None:
             googlenet_v1().copy_after("pool3", depth)
 
 
-@pytest.mark.parametrize("freeze_bn", ["none", "statistics"])
-def test_recomputed_activations_change_nothing(freeze_bn: str) -> None:
+def test_default_attention_of_every_backbone() -> None:
+    """Where the attention copy ends: the last stage before the resolution falls, as inception4e of GoogLeNet."""
+    ends = {
+        "bn_inception": "inception4d",  # 4e halves the resolution
+        "googlenet": "inception4e",
+        "googlenet_v1": "inception4e",
+        "mobilenet_v2": "features13",
+        "resnet18": "layer3_1",
+        "resnet20": "layer2_2",
+        "resnet50": "layer3_5",
+        "small": "block3",
+    }
+    for path in CONF:
+        if path.stem != "timm":
+            backbone = build(path)
+            copied = backbone.copy_after(backbone.branch, backbone.attention_depth)
+            assert list(copied.stages)[-1] == ends[path.stem], path.stem
+
+
+def synchronised(net: Backbone) -> Backbone:
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    assert isinstance(converted, Backbone)
+    return converted
+
+
+@pytest.mark.parametrize("kind", ["none", "statistics", "synchronised"])
+def test_recomputed_activations_change_nothing(kind: str) -> None:
+    freeze_bn = "none" if kind == "synchronised" else kind
     kept, recomputed = small(freeze_bn=freeze_bn).double(), small(freeze_bn=freeze_bn).double()
+    if kind == "synchronised":
+        kept, recomputed = synchronised(kept), synchronised(recomputed)
     recomputed.load_state_dict(kept.state_dict())
     recomputed.checkpointing = True
     x = torch.rand(4, 3, 32, 32, dtype=torch.float64)

@@ -109,7 +109,8 @@ def test_attention_is_drawn_as_it_is() -> None:
 def test_attention_of_one_channel_is_drawn_once() -> None:
     drawn = figures.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 2, 1, 4, 4))
     assert len(drawn.axes) == 3
-    assert drawn.axes[0].get_ylabel().startswith("all channels")
+    assert drawn.axes[0].get_ylabel().startswith("mean")
+    assert len(figures.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 5, 4, 4)).axes) == 2  # one learner
 
 
 def test_recall_and_cost() -> None:

@@ -208,8 +208,8 @@ def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
 def _running_statistics_kept(stage: nn.Module) -> Iterator[None]:
     """The second pass over a batch leaves the running statistics of batch norm as the first one left them."""
     norms = [(norm, norm.momentum, norm.num_batches_tracked) for norm in _batch_norms(stage) if norm.training]
-    for norm, _, _ in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+    for norm, _, seen in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None if seen is None else seen.clone()
     try:
         yield
     finally:
