@@ -45,7 +45,7 @@ def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dic
 @pytest.mark.parametrize(
     "options",
     [
-        ["method=abe", "protocol=random_class_split", "protocol.split=0"],
+        ["method=abe", "protocol=random_class_split", "protocol.split=0", "lr=0.02"],
         ["loss=xbm", "loss.loss.memory_size=64"],
     ],
     ids=["abe", "xbm"],
