@@ -4,6 +4,7 @@ import copy
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,9 @@ def _fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Traine
     for logger in trainer.loggers:
         logger.log_hyperparams(plain(config))
     try:
-        with folder.inherited():
+        with folder.inherited(), warnings.catch_warnings():
+            # Frozen batch norm is in eval mode, and means to be.
+            warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
     finally:
         _finish_loggers()

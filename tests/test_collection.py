@@ -2,8 +2,6 @@
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,9 +23,9 @@ OPTIONS = [
 ]
 
 
-def test_all_splits_by_one_command(configure: Configure, tmp_path: Path) -> None:
+def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run, (N=8)"  # a name that Hydra's grammar takes in quotes alone
-    command = [sys.executable, "-m", "dml.run", *OPTIONS, f"paths.output_dir='{folder}'", f"paths.cache_dir={tmp_path}"]
+    options = [*OPTIONS, f"paths.output_dir='{folder}'", f"paths.cache_dir={tmp_path}"]
     # As if killed after the second split: the first is missing.
     early = [*OPTIONS, "protocol.split=1", f"paths.output_dir='{folder / 'split_1'}'"]
     run(configure(*early), early)
@@ -35,11 +33,11 @@ def test_all_splits_by_one_command(configure: Configure, tmp_path: Path) -> None
     (folder / "config.yaml").write_bytes(
         (folder / "split_1" / "config.yaml").read_bytes().replace(b"split: 1", b"split: null")
     )
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "training 2 of 2" in done.stdout
+    returned = run_all(configure(*options), options)
+    assert "training 2 of 2" in capfd.readouterr().out
     assert (folder / "split_1" / "metrics.json").stat().st_mtime_ns == kept
     metrics = json.loads((folder / "metrics.json").read_text())
+    assert returned == metrics
     each = [json.loads((folder / f"split_{i}" / "metrics.json").read_text()) for i in range(2)]
     for name in ("test/recall@1", "last/map@r", "untrained/recall@2"):
         assert metrics[name] == statistics.fmean(one[name] for one in each)

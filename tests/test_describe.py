@@ -1,8 +1,6 @@
 """`python -m dml.describe` says what a run's metrics.json says, without data."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -18,17 +16,16 @@ MethodOf = Callable[..., Method]
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 
 
-def test_the_last_line_is_json() -> None:
+def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
     """ABE-8 512 of Table 1, and a data set that is not there."""
     options = ["method=abe", "method.M=8", "head.dim=512", "backbone=googlenet_v1", "image_size=224"]
-    command = [sys.executable, "-m", "dml.describe", *options, "dataset=folder", "loss=proxy_anchor"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    total = json.loads(done.stdout.strip().splitlines()[-1])
+    _task(configure(*options, "dataset=folder", "loss=proxy_anchor"))
+    printed = capsys.readouterr().out
+    total = json.loads(printed.strip().splitlines()[-1])
     assert (total["learners"], total["dim"]) == (8, 512)
     assert (f"{total['params'] / 1e7:.2f}", f"{total['flops'] / 1e9:.2f}") == ("1.20", "7.46")
-    assert "spatial.inception3b" in done.stdout
-    assert "embedding.inception5b" in done.stdout
+    assert "spatial.inception3b" in printed
+    assert "embedding.inception5b" in printed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,6 +18,7 @@ from dml.distributed import gather
 from dml.evaluation.evaluator import Collector
 from dml.loggers import read_metrics
 from dml.losses.functional import contrastive, contrastive_of_pairs, divergence
+from dml.train import run
 from tests.conftest import TINY
 
 
@@ -51,36 +53,42 @@ def test_two_ranks_take_the_step_of_one(on_ranks: Callable[..., list[Any]]) -> N
             torch.testing.assert_close(of_rank[name], value, rtol=1e-12, atol=1e-14, msg=name)
 
 
-def _collect(rows_of_rank: list[list[int]]) -> dict[str, torch.Tensor]:
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    collector = Collector()
-    for row in rows_of_rank[rank]:
-        collector.update(torch.full((1, 2, 3), float(row)), torch.tensor([row % 3]), torch.tensor([row]))
-    table = collector.table()
-    return {"embeddings": table.embeddings, "labels": table.labels, "rows": table.rows}
+SHARDS = {"uneven": [[5, 3, 9], [7]], "padded": [[9, 7, 5], [3, 9, 5]]}  # rows that each rank sees
 
 
-@pytest.mark.parametrize("shards", [[[5, 3, 9], [7]], [[9, 7, 5], [3, 9, 5]]], ids=["uneven", "padded"])
-def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]], shards: list[list[int]]) -> None:
-    for table in on_ranks(2, _collect, shards):
-        np.testing.assert_array_equal(table["rows"], [3, 5, 7, 9])
-        np.testing.assert_array_equal(table["labels"], [0, 2, 1, 0])
-        np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
+def _collect() -> dict[str, dict[str, torch.Tensor]]:
+    tables = {}
+    for case, rows_of_rank in SHARDS.items():
+        collector = Collector()
+        for row in rows_of_rank[torch.distributed.get_rank()]:
+            collector.update(torch.full((1, 2, 3), float(row)), torch.tensor([row % 3]), torch.tensor([row]))
+        table = collector.table()
+        tables[case] = {"embeddings": table.embeddings, "labels": table.labels, "rows": table.rows}
+    return tables
+
+
+def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]]) -> None:
+    for tables in on_ranks(2, _collect):
+        assert set(tables) == set(SHARDS)
+        for table in tables.values():
+            np.testing.assert_array_equal(table["rows"], [3, 5, 7, 9])
+            np.testing.assert_array_equal(table["labels"], [0, 2, 1, 0])
+            np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
 
 
 @pytest.mark.parametrize(
     "protocol", [["protocol=conventional"], ["protocol=random_class_split", "protocol.split=1", "protocol.every=2"]]
 )
-def test_a_run_on_two_processes_is_the_run_on_one(tmp_path: Path, protocol: list[str]) -> None:
+def test_a_run_on_two_processes_is_the_run_on_one(
+    configure: Callable[..., DictConfig], tmp_path: Path, protocol: list[str]
+) -> None:
     """The command line, Lightning's launcher and gloo: losses and figures of both runs agree."""
     options = [*TINY, "method=abe", "backbone.freeze_bn=statistics", *protocol, "trainer.num_workers=0"]
     options += ["protocol.clustering=false", f"paths.cache_dir={tmp_path}"]
     alone, together = tmp_path / "alone", tmp_path / "together"
-    two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", *options]
-    for folder, chosen in ((alone, options), (together, two)):
-        subprocess.run(
-            [sys.executable, "-m", "dml.run", *chosen, f"paths.output_dir={folder}"], check=True, capture_output=True
-        )
+    run(configure(*options, f"paths.output_dir={alone}"), options)
+    two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", f"paths.output_dir={together}"]
+    subprocess.run([sys.executable, "-m", "dml.run", *two, *options], check=True, capture_output=True)
     for one, other in zip(read_metrics(alone / "metrics.jsonl"), read_metrics(together / "metrics.jsonl"), strict=True):
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
     metrics = json.loads((together / "metrics.json").read_text())
