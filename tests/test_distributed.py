@@ -41,18 +41,6 @@ def _gradients(part: slice) -> dict[str, torch.Tensor]:
     return {name: value for name, value in result.items() if value is not None}
 
 
-def _on_rank() -> dict[str, torch.Tensor]:
-    half = 4 * torch.distributed.get_rank()
-    return _gradients(slice(half, half + 4))
-
-
-def test_two_ranks_take_the_step_of_one(on_ranks: Callable[..., list[Any]]) -> None:
-    whole = _gradients(slice(None))
-    for of_rank in on_ranks(2, _on_rank):
-        for name, value in whole.items():
-            torch.testing.assert_close(of_rank[name], value, rtol=1e-12, atol=1e-14, msg=name)
-
-
 SHARDS = {"uneven": [[5, 3, 9], [7]], "padded": [[9, 7, 5], [3, 9, 5]]}  # rows that each rank sees
 
 
@@ -67,17 +55,31 @@ def _collect() -> dict[str, dict[str, torch.Tensor]]:
     return tables
 
 
-def test_collector_brings_each_row_once(on_ranks: Callable[..., list[Any]]) -> None:
-    for tables in on_ranks(2, _collect):
-        assert set(tables) == set(SHARDS)
-        for table in tables.values():
+def _on_rank() -> dict[str, Any]:
+    half = 4 * torch.distributed.get_rank()
+    return {"gradients": _gradients(slice(half, half + 4)), "tables": _collect()}
+
+
+def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Callable[..., list[Any]]) -> None:
+    whole = _gradients(slice(None))
+    for of_rank in on_ranks(2, _on_rank):
+        assert set(of_rank["gradients"]) == set(whole)
+        for name, value in whole.items():
+            torch.testing.assert_close(of_rank["gradients"][name], value, rtol=1e-12, atol=1e-14, msg=name)
+        assert set(of_rank["tables"]) == set(SHARDS)
+        for table in of_rank["tables"].values():
             np.testing.assert_array_equal(table["rows"], [3, 5, 7, 9])
             np.testing.assert_array_equal(table["labels"], [0, 2, 1, 0])
             np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
 
 
 @pytest.mark.parametrize(
-    "protocol", [["protocol=conventional"], ["protocol=random_class_split", "protocol.split=1", "protocol.every=2"]]
+    "protocol",
+    [
+        # The second does all that the first does.
+        pytest.param(["protocol=conventional"], marks=pytest.mark.slow, id="conventional"),
+        pytest.param(["protocol=random_class_split", "protocol.split=1", "protocol.every=2"], id="validation"),
+    ],
 )
 def test_a_run_on_two_processes_is_the_run_on_one(
     configure: Callable[..., DictConfig], tmp_path: Path, protocol: list[str]
