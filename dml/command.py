@@ -58,7 +58,7 @@ class SweepSummary(Callback):
         from dml.report import leaves, write_summary
 
         folder = Path(config.hydra.sweep.dir)
-        if leaves([folder]):
+        if folder.is_dir() and leaves([folder]):
             write_summary([folder])
 
 

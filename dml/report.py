@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from omegaconf import OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,6 +26,7 @@ from dml.files import replace_file
 from dml.folder import RunFolder, flat
 from dml.pieces import pieces
 from dml.reporting import figures
+from dml.reporting.page import render
 
 REPEATS = ("seed", "protocol.split")  # what a repetition of a run differs in
 
@@ -189,14 +189,8 @@ def _print(table: Sequence[Row], shown: Sequence[str]) -> None:
 
 
 def _html(table: Sequence[Row], shown: Sequence[str], picture: Path) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dml.reporting", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("summary.html.jinja").render(
+    return render(
+        "summary.html.jinja",
         table=table,
         columns={name: COLUMNS[name] for name in shown},
         picture=base64.b64encode(picture.read_bytes()).decode(),

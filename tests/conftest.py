@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,15 @@ def configure(tmp_path: Path) -> Callable[..., DictConfig]:
             return compose("config", overrides=[*places, *overrides])
 
     return configure
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For tensors too small to share out: on a busy machine threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -17,6 +16,7 @@ from dml.evaluation.evaluator import Table
 from dml.files import replace_file
 from dml.loggers import read_metrics
 from dml.reporting import figures
+from dml.reporting.page import render
 from dml.reporting.table import rows, title, watched
 
 
@@ -63,16 +63,10 @@ def write_report(
 def _html(
     dataset: str, config: Mapping[str, Any], metrics: Mapping[str, float], learners: int, pictures: Mapping[str, Path]
 ) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dml.reporting", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     columns, together = rows(metrics)
     ranked = [column for column in columns if f"learners/0/{column}" in metrics]  # learners are not clustered
-    return environment.get_template("report.html.jinja").render(
+    return render(
+        "report.html.jinja",
         method=config["method"]["_target_"].rsplit(".", 1)[1],
         dataset=dataset,
         metrics=metrics,

@@ -1,6 +1,6 @@
 """ABE and its relatives: the paper's sizes, its formulas a learner at a time, and what makes learners differ."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from dml.errors import UserError
 from dml.methods.abe import ABE, MHeads, MTails
 from dml.methods.base import Method
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
 FAMILY = ["abe", "mheads", "mheads_att", "mtails"]
 FROZEN = "backbone.freeze_bn=statistics"
@@ -31,15 +32,6 @@ PUBLISHED = [
     ("mheads_att", 8, 512, "4.96", "7.46"),
     ("mtails", 8, 512, "1.08", "12.7"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors here are too small to share out; on a busy machine threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("name", "learners", "dim", "params", "flops"), PUBLISHED)

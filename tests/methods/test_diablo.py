@@ -1,7 +1,7 @@
 """DIABLO against equations 5 to 13 written as loops, and what its architecture promises."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +15,9 @@ from dml.methods.base import Method
 from dml.methods.diablo import DIABLO
 from dml.models.attention import Dictionary, select
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
 KINDS = [(selection, attention) for selection in ("feature", "dimension") for attention in ("pre", "post")]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors here are too small to share out; on a busy machine threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def diablo(method_of: MethodOf, *overrides: str) -> DIABLO:

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
@@ -29,18 +28,10 @@ from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONF = sorted((Path(__file__).parents[2] / "conf" / "backbone").glob("*.yaml"))
 SIZE = 96  # pixels; 3 cells at stride 32
 BUILT: dict[str, Backbone] = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The tensors here are too small to share out; on a busy machine threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def instantiate(path: Path, **overrides: str) -> Backbone:
