@@ -69,6 +69,7 @@ def build(config: DictConfig) -> Parts:
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
+    method.attach(data)
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 

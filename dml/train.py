@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dml.build import Parts, build, make
 from dml.errors import UserError
-from dml.evaluation.evaluator import Table, embed
+from dml.evaluation.evaluator import Table, embed_rows
 from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
 from dml.folder import RunFolder
@@ -150,6 +150,7 @@ class Course(Callback):
         self.best = folder.best(self.watched)
         self.every = parts.protocol.interval(parts.data.sampler.steps_per_epoch)
         self.state: dict[str, Any] = {"untrained": {}, "best": {}, "best_step": 0, "seconds": 0.0}
+        self.state["seconds_between_steps"] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         return self.state
@@ -169,6 +170,7 @@ class Course(Callback):
             self.state["untrained"] = self._evaluate(trainer, "test")[0]
             if self.watched != "test":
                 self._evaluate(trainer, self.watched)  # where its curve starts
+            self._between_steps(trainer)
         else:
             log.info("resumed at step %d", trainer.global_step)
             self._take_up_the_best()
@@ -207,9 +209,21 @@ class Course(Callback):
                 self._report(trainer, figures, table)
             elif last:
                 self._test_the_best(trainer)
+        if not last:
+            self._between_steps(trainer)
         if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
+
+    def _between_steps(self, trainer: pl.Trainer) -> None:
+        """What the method does between steps is training time too, and is in the step's checkpoint."""
+        started = time.perf_counter()
+        figures = _method(trainer).between_steps(trainer.global_step)
+        seconds = time.perf_counter() - started
+        self.state["seconds"] += seconds
+        self.state["seconds_between_steps"] += seconds
+        if figures:
+            self._log(trainer, figures)
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, NonFiniteLoss):
@@ -238,19 +252,8 @@ class Course(Callback):
     def _score(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
         """The method as it is now on one part of the split."""
         data, split = self.parts.data, self.parts.split
-        if trainer.world_size > 1:
-            # Where batch norm is not frozen each rank has its own running statistics: one network is evaluated.
-            for buffer in _method(trainer).buffers():
-                torch.distributed.broadcast(buffer, 0)
-        with trainer.precision_plugin.val_step_context():
-            table = embed(
-                _method(trainer),
-                data.eval_dataloader(
-                    data.eval_rows if split.validation is None or part == "test" else split.validation
-                ),
-                lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),
-                title=f"evaluating at step {trainer.global_step}" if trainer.is_global_zero else None,
-            )
+        rows = data.eval_rows if split.validation is None or part == "test" else split.validation
+        table = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
         final = trainer.global_step == self.last_step
         return self.parts.protocol.score(table, split, part, final=final), table
 
@@ -277,6 +280,7 @@ class Course(Callback):
             | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
             | {f"model/{name}": value for name, value in self.parts.complexity.items()}
             | {"run/steps": self.last_step, "run/seconds": state["seconds"]}
+            | {"run/seconds_between_steps": state["seconds_between_steps"]}
             | {"run/images_per_second": images / state["seconds"]}
         )
         attention = self._attention(trainer)

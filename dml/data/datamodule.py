@@ -4,7 +4,8 @@
 of the records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,28 @@ class _EvalSet(Dataset[Item]):
         row = int(self.rows[at])
         image = self.transform(self.records.image(row))
         return {"image": image, "label": int(self.records.labels[row]), "index": row}
+
+
+class _Stream(DataLoader[Item]):
+    """Batches without end; none is drawn before the step to which the sampler knows what to draw.
+
+    It has a length, so that Lightning does not fetch a batch ahead of the training step.
+    """
+
+    def __init__(self, train_set: _TrainSet, sampler: Sampler, steps: int, **options: Any) -> None:
+        super().__init__(train_set, batch_sampler=sampler, **options)
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        assert isinstance(self.batch_sampler, Sampler)
+        while True:
+            served = 0
+            for served, batch in enumerate(super().__iter__(), 1):  # noqa: B007
+                yield batch
+            self.batch_sampler.start_step += served
 
 
 class DataModule(LightningDataModule):
@@ -112,13 +135,17 @@ class DataModule(LightningDataModule):
         return len(np.unique(self.records.labels[self.eval_rows]))
 
     def train_dataloader(self) -> DataLoader[Item]:
-        """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on."""
+        """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on.
+
+        Its length is that of the whole run, as Lightning counts it.
+        """
         self.sampler.rank, self.sampler.world_size = self._ranks()
         repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
         self.sampler.start_step = self.trainer.global_step if self.trainer and not repeats else 0
-        return DataLoader(
+        return _Stream(
             self._train_set,
-            batch_sampler=self.sampler,
+            self.sampler,
+            self.trainer.max_steps if self.trainer else 0,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),

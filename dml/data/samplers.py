@@ -1,12 +1,14 @@
-"""Which images make a training batch, as a pure function of (seed, step).
+"""Which images make a training batch, as a pure function of (seed, step), and of the clusters where there are some.
 
-N training images, B = `batch_size` (the global batch, of all ranks together). A sampler is an endless stream: it starts
-at `start_step` with exactly the batch that an uninterrupted run would draw there, and every rank takes its slice of the
-same global batch. No state needs to be stored, and the number of ranks or a resume changes no batch.
+N training images, B = `batch_size` (the global batch, of all ranks together), K clusters. A sampler starts at
+`start_step` with exactly the batch that an uninterrupted run would draw there, and every rank takes its slice of the
+same global batch. It stores no state, and the number of ranks or a resume changes no batch.
 """
 
+import copy
 from collections.abc import Iterator
 from itertools import count, islice
+from typing import Self
 
 import numpy as np
 
@@ -38,30 +40,47 @@ class Sampler:
         """The `steps_per_epoch` global batches of an epoch, positions `[B]` int64."""
         raise NotImplementedError
 
+    def within(self, images: np.ndarray) -> Self:
+        """The same rule on some of the images alone, and on as few as there are.
+
+        Args:
+            images: positions `[n]`, n >= 1; the positions that it draws count along them.
+
+        Raises:
+            UserError: a rule that does not work inside clusters.
+        """
+        raise UserError(
+            f"{type(self).__name__} does not draw inside clusters: choose sampler=m_per_class or sampler=uniform."
+        )
+
+    def batches(self, start: int) -> Iterator[np.ndarray]:
+        """Global batches `[B]` from step `start` on, without end or up to where more has to be known."""
+        first, place = divmod(start, self.steps_per_epoch)
+        for epoch in count(first):
+            yield from islice(self.epoch(epoch), place if epoch == first else 0, None)
+
     def __iter__(self) -> Iterator[list[Place]]:
-        """This rank's part of every batch from `start_step` on, without end."""
+        """This rank's part of every batch from `start_step` on."""
         if self.batch_size % self.world_size:
             raise UserError(
                 f"sampler.batch_size={self.batch_size} does not divide by the {self.world_size} devices: "
                 "it is the batch of all of them together"
             )
-        return self._stream()
+        return self._places()
 
-    def _stream(self) -> Iterator[list[Place]]:
-        step = self.start_step
+    def _places(self) -> Iterator[list[Place]]:
         share = self.batch_size // self.world_size
         places = range(self.rank * share, (self.rank + 1) * share)
-        for epoch in count(step // self.steps_per_epoch):
-            for batch in islice(self.epoch(epoch), step % self.steps_per_epoch, None):
-                yield [(int(batch[place]), step, place) for place in places]
-                step += 1
+        for step, batch in enumerate(self.batches(self.start_step), self.start_step):
+            yield [(int(batch[place]), step, place) for place in places]
 
 
 class MPerClass(Sampler):
     """B / m classes at random without replacement, and m images of each; the batch lists class after class.
 
     A class of at least m images gives m different ones. A smaller class gives all its images once before any comes
-    again, so that m is reached with as little repetition as possible. Batches of an epoch are drawn independently of
+    again, so that m is reached with as little repetition as possible; `within` a cluster of too few classes, classes
+    come again in the same way, with further images of theirs. Batches of an epoch are drawn independently of
     one another, as is usual; an epoch is N // B batches.
 
     pytorch-metric-learning's `MPerClassSampler` is not used: it draws from NumPy's global generator, anew in every
@@ -81,21 +100,36 @@ class MPerClass(Sampler):
         super().__init__(labels, batch_size, seed)
         if batch_size % m:
             raise UserError(f"sampler.batch_size={batch_size} does not divide by sampler.m={m}")
-        classes, sizes = np.unique(labels, return_counts=True)
-        if len(classes) < batch_size // m:
+        self.m = m
+        self.members = _by_class(labels)
+        if len(self.members) < batch_size // m:
             raise UserError(
                 f"a batch of {batch_size} with {m} images a class needs {batch_size // m} classes and there are "
-                f"{len(classes)}: set sampler.batch_size to at most {len(classes) * m}"
+                f"{len(self.members)}: set sampler.batch_size to at most {len(self.members) * m}"
             )
-        self.m = m
-        self.members = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+
+    def within(self, images: np.ndarray) -> Self:
+        part = copy.copy(self)
+        part.labels = self.labels[images]
+        part.members = _by_class(part.labels)
+        return part
 
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
+        wanted = self.batch_size // self.m
+        times, more = divmod(wanted, len(self.members))  # 0 times but inside a small cluster
         for _ in range(self.steps_per_epoch):
-            classes = rng.choice(len(self.members), self.batch_size // self.m, replace=False)
-            # resize cuts a longer permutation to m and repeats a shorter one
-            yield np.concatenate([np.resize(rng.permutation(self.members[c]), self.m) for c in classes])
+            classes = rng.choice(len(self.members), min(wanted, len(self.members)), replace=False)
+            counts = [self.m * (times + (i < more)) for i in range(len(classes))]
+            # resize cuts a longer permutation and repeats a shorter one
+            drawn = [np.resize(rng.permutation(self.members[c]), n) for c, n in zip(classes, counts, strict=True)]
+            yield np.concatenate(drawn)
+
+
+def _by_class(labels: np.ndarray) -> list[np.ndarray]:
+    """The positions of each class."""
+    sizes = np.unique(labels, return_counts=True)[1]
+    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 class Pairs(Sampler):
@@ -156,6 +190,8 @@ class Pairs(Sampler):
 class Uniform(Sampler):
     """Every image once an epoch, shuffled; the last partial batch is dropped. Proxy losses use it.
 
+    `within` a cluster smaller than a batch its images come as often as a batch needs.
+
     Args:
         labels: `[N]` classes of the training images; only their number counts.
         batch_size: B, of all ranks together.
@@ -170,7 +206,62 @@ class Uniform(Sampler):
         if len(labels) < batch_size:
             raise UserError(f"sampler.batch_size={batch_size} is more than the {len(labels)} training images")
 
+    def within(self, images: np.ndarray) -> Self:
+        part = copy.copy(self)
+        part.labels = self.labels[images]
+        return part
+
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.labels))
+        order = np.resize(order, max(len(order), self.batch_size))
         for step in range(self.steps_per_epoch):
             yield order[step * self.batch_size : (step + 1) * self.batch_size]
+
+
+class Clusters(Sampler):
+    """A cluster drawn uniformly, then a batch inside it (DCES, section 3.3); from step `whole_from` on, all images.
+
+    Inside a cluster batches are drawn by the rule of another sampler, as a stream of their own that goes on where the
+    cluster is drawn again. Clusters of fewer than two classes have no negatives and are not drawn: the others are,
+    uniformly. With one cluster of everything the batches are those of the other sampler.
+
+    Args:
+        sampler: the rule.
+        period: steps between two calls of `regroup`; iteration ends there until it has been called.
+        whole_from: step.
+    """
+
+    def __init__(self, sampler: Sampler, period: int, whole_from: int) -> None:
+        super().__init__(sampler.labels, sampler.batch_size, sampler.seed)
+        self.rule, self.period, self.whole_from = sampler, period, whole_from
+        self.learner: np.ndarray | None = None
+
+    def regroup(self, learner: np.ndarray) -> None:
+        """From now on the clusters are these: the learner `[N]`, 0..K-1, of each image.
+
+        Raises:
+            UserError: no cluster has two classes, or a rule that does not work inside clusters.
+        """
+        self.learner = learner
+        self.members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
+        self.drawn = [k for k, images in enumerate(self.members) if len(np.unique(self.labels[images])) > 1]
+        self.within_cluster = {k: self.rule.within(self.members[k]) for k in self.drawn}
+        if not self.drawn:
+            raise UserError("No cluster holds two classes: lower method.K.")
+
+    def batches(self, start: int) -> Iterator[np.ndarray]:
+        if start >= self.whole_from:
+            return self.rule.batches(start)
+        return self._clustered(start)
+
+    def _clustered(self, start: int) -> Iterator[np.ndarray]:
+        """To the end of the period."""
+        assert self.learner is not None, "regroup comes first"
+        since = start - start % self.period
+        choice = np.random.default_rng([self.seed, since, 1]).integers(len(self.drawn), size=self.period)
+        seen, coming = np.split(choice, [start - since])
+        # Each cluster's stream starts at the period's first step: no period draws what another has drawn.
+        streams = {k: self.within_cluster[k].batches(since + int((seen == i).sum())) for i, k in enumerate(self.drawn)}
+        for i in coming[: self.whole_from - start]:
+            k = self.drawn[i]
+            yield self.members[k][next(streams[k])]

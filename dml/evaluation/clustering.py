@@ -1,14 +1,32 @@
-"""How well k-means clusters of the embeddings are the classes: NMI and F1 (Song et al. 2017, section 5)."""
+"""K-means, and how well clusters of the embeddings are the classes: NMI and F1 (Song et al. 2017, section 5)."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 
 from dml.errors import UserError
 
 
+def need_faiss() -> Any:
+    """The module faiss.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise UserError(
+            "K-means needs faiss, which is not installed: install dml[cpu] or dml[gpu] (without it, evaluate with "
+            "protocol.clustering=false)."
+        ) from error
+    return faiss
+
+
 def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
-    """Clusters by faiss: 20 Lloyd iterations over all points from `clusters` random points.
+    """Clusters by faiss: 20 Lloyd iterations over all points from `clusters` random points; on GPUs where its build
+    has them.
 
     Args:
         embeddings: `[N,D]`, N >= clusters.
@@ -20,17 +38,11 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     Raises:
         UserError: faiss is not installed.
     """
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(
-            "NMI and F1 cluster with faiss, which is not installed: install dml[cpu] or dml[gpu], or evaluate "
-            "without clustering."
-        ) from error
+    faiss = need_faiss()
     points = np.ascontiguousarray(embeddings, dtype=np.float32)
     # faiss would warn of fewer than 39 points a centroid and sample 256 of more; retrieval test sets have 2 to 82.
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}
-    model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed, **limits)
+    model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed, gpu=faiss.get_num_gpus() > 0, **limits)
     model.train(points)
     return model.assign(points)[1]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor
 from torchmetrics import Metric
 from tqdm import tqdm
@@ -75,13 +76,15 @@ def embed(
     batches: Iterable[dict[str, Tensor]],
     to_device: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     *,
+    of: Callable[[Tensor], Tensor] | None = None,
     title: str | None = None,
 ) -> Table:
     """Embeds all batches in evaluation mode and leaves the method in the mode in which it was.
 
     Args:
-        batches: `image [b,3,H,W]`, `label [b]`, `index [b]`: this rank's part of the test images.
+        batches: `image [b,3,H,W]`, `label [b]`, `index [b]`: this rank's part of the images.
         to_device: moves a batch to the method's device.
+        of: what to take of the images instead of `method.embed`, also `[b,3,H,W] -> [b,L,d]`.
         title: of the progress bar; None shows none.
     """
     collector = Collector().to(method.device)
@@ -90,9 +93,32 @@ def embed(
     with torch.inference_mode():
         for batch in tqdm(batches, desc=title, disable=title is None, leave=False):
             batch = to_device(batch)
-            collector.update(method.embed(batch["image"]), batch["label"], batch["index"])
+            collector.update((of or method.embed)(batch["image"]), batch["label"], batch["index"])
     method.train(training)
     return collector.table()
+
+
+def embed_rows(
+    trainer: Trainer, rows: np.ndarray, title: str, *, of: Callable[[Tensor], Tensor] | None = None
+) -> Table:
+    """Rows of the data of a running training, shared by its ranks, in its precision; the same on every rank.
+
+    Args:
+        of: see `embed`.
+    """
+    method, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    if trainer.world_size > 1:
+        # Where batch norm is not frozen each rank has its own running statistics: one network embeds.
+        for buffer in method.buffers():
+            torch.distributed.broadcast(buffer, 0)
+    with trainer.precision_plugin.val_step_context():
+        return embed(
+            method,
+            data.eval_dataloader(rows),
+            lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),
+            of=of,
+            title=title if trainer.is_global_zero else None,
+        )
 
 
 def score(queries: Table, gallery: Table | None, ks: Sequence[int], *, clustering: bool) -> dict[str, float]:

@@ -5,13 +5,16 @@ and `loss(d)`, which make a new head of width d and a new loss on embeddings of 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.data.datamodule import DataModule
 from dml.distributed import gather
 from dml.errors import UserError, positive, whole_number
 from dml.losses import Loss
@@ -19,6 +22,19 @@ from dml.models.heads import Head
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How a method divides the training images among its learners.
+
+    Attributes:
+        learner: `[N]` int64, of each training image.
+        embeddings: `[N,D]` on the CPU, in which they were last divided, if they were.
+    """
+
+    learner: np.ndarray
+    embeddings: Tensor | None
 
 
 class NonFiniteLoss(UserError):
@@ -88,6 +104,22 @@ class Method(LightningModule):
 
     def attention(self, images: Tensor) -> Tensor | None:
         """Normalised images `[B,3,H,W]` -> what each learner attends to, `[B,L,C,h,w]` in 0..1; None: no attention."""
+        return None
+
+    def attach(self, data: DataModule) -> None:
+        """Once, before training: a method that decides what its batches are made of replaces `data.sampler`.
+
+        Raises:
+            UserError: data that it cannot be trained on.
+        """
+
+    def between_steps(self, step: int) -> dict[str, float]:
+        """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and
+        before its checkpoint: what it changes is found there by a resumed run. Returns figures to log."""
+        return {}
+
+    def groups(self) -> Groups | None:
+        """How the training images are divided among the learners, for pictures; None: they are not."""
         return None
 
     def fresh(self) -> Iterable[nn.Module]:

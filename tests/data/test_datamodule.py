@@ -44,7 +44,9 @@ def module(
 
 
 def attach(data: DataModule, rank: int = 0, world_size: int = 1, step: int = 0) -> DataModule:
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, global_step=step)  # type: ignore[assignment]
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        global_rank=rank, world_size=world_size, global_step=step, max_steps=100
+    )
     return data
 
 

@@ -1,0 +1,51 @@
+"""Miners that pytorch-metric-learning lacks, in its call form."""
+
+import torch
+from torch import Tensor, nn
+
+from dml.losses.functional import squared_distances
+
+
+class DistanceWeighted(nn.Module):
+    """Distance-weighted negatives (Wu et al. 2017, section 4): one for each ordered positive pair.
+
+    A negative at distance D of an anchor is drawn with a probability proportional to 1 / q(D), where
+    `q(D) = D^(d-2) (1 - D^2/4)^((d-3)/2)` is the density of distances between random points of the unit sphere in d
+    dimensions. D counts as `cutoff` at least; negatives at `nonzero_loss_cutoff` or beyond are not drawn. An anchor all
+    of whose negatives are that far draws one of them uniformly.
+
+    pytorch-metric-learning's DistanceWeightedMiner drops such an anchor silently, and with it its positive pairs.
+
+    Args:
+        cutoff: least distance of the weights.
+        nonzero_loss_cutoff: distance from which on negatives have no weight.
+    """
+
+    def __init__(self, cutoff: float = 0.5, nonzero_loss_cutoff: float = 1.4) -> None:
+        super().__init__()
+        self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
+
+    @torch.no_grad()
+    def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`embeddings [N,d]` of unit norm, `labels [N]` -> indices of anchors, positives and negatives, `[T]` each.
+
+        An anchor without a positive or without any negative is in no triplet.
+        """
+        same = labels[:, None] == labels[None, :]
+        weights = self.weights(squared_distances(embeddings, embeddings).sqrt(), same, embeddings.shape[1])
+        own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        anchors, positives = (same & ~own & ~same.all(1, keepdim=True)).nonzero().unbind(1)
+        if not len(anchors):
+            return anchors, positives, anchors
+        return anchors, positives, torch.multinomial(weights[anchors], 1).squeeze(1)
+
+    def weights(self, distances: Tensor, same: Tensor, dim: int) -> Tensor:
+        """Weights of the candidates of each anchor, not normalised: `[N,N]` of distances and of equal labels."""
+        apart = distances.clamp(min=self.cutoff)
+        # Logarithms, as the powers overflow; beyond the cutoff (and where 1 - D^2/4 is 0) nothing counts.
+        log_density = (dim - 2) * apart.log() + (dim - 3) / 2 * (1 - apart.square() / 4).clamp(min=1e-8).log()
+        near = ~same & (distances < self.nonzero_loss_cutoff)
+        log_weights = (-log_density).masked_fill(~near, -torch.inf)
+        largest = log_weights.amax(1, keepdim=True)
+        weights = (log_weights - largest.nan_to_num(neginf=0.0)).exp()
+        return torch.where(near.any(1, keepdim=True), weights, (~same).to(weights))

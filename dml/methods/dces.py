@@ -1,0 +1,317 @@
+"""Divide and conquer the embedding space (Sanakoyeu, Tschernezki, Büchler & Ommer, CVPR 2019)."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dml.data.datamodule import DataModule
+from dml.data.samplers import Clusters
+from dml.distributed import gather
+from dml.errors import UserError, positive, whole_number
+from dml.evaluation.clustering import kmeans, need_faiss
+from dml.evaluation.evaluator import embed_rows
+from dml.losses import Loss
+from dml.methods.base import Groups, Method, NewHead, NewLoss, share
+from dml.models.backbones.stages import Backbone
+
+
+def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndarray:
+    """`current`, relabelled so that each cluster goes to the learner whose previous cluster it overlaps most.
+
+    Overlap is intersection over union; which learner gets which cluster is the linear assignment of the largest total
+    (appendix A).
+
+    Args:
+        previous: `[N]` the learner of each image until now, 0..k-1.
+        current: `[N]` its new cluster, 0..k-1, in any order.
+
+    Returns:
+        `[N]` int64, the learner of each image from now on.
+
+    Raises:
+        UserError: arrays of different lengths, or a number that is none of 0..k-1.
+    """
+    if previous.shape != current.shape or previous.ndim != 1:
+        raise UserError(f"Clusters of shapes {previous.shape} and {current.shape}: give one number an image.")
+    for clusters in (previous, current):
+        if clusters.size and not 0 <= clusters.min() <= clusters.max() < k:
+            raise UserError(f"Clusters {clusters.min()} to {clusters.max()} where 0 to {k - 1} can be.")
+    learner, cluster = linear_sum_assignment(_overlaps(previous, current, k), maximize=True)
+    learner_of = np.empty(k, np.int64)
+    learner_of[cluster] = learner
+    return learner_of[current]
+
+
+def _overlaps(first: np.ndarray, second: np.ndarray, k: int) -> np.ndarray:
+    """Intersection over union of each cluster of `first` with each of `second`, `[k,k]`; 0 of two empty ones."""
+    both = np.bincount(first * k + second, minlength=k * k).reshape(k, k)
+    either = both.sum(1, keepdims=True) + both.sum(0) - both
+    return both / np.maximum(either, 1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The phases of a training: divided, merged on batches of clusters, merged on the whole training set.
+
+    Attributes:
+        period: steps between two clusterings.
+        merged_from: step from which the full embedding is trained.
+        whole_from: step from which batches come from all images.
+    """
+
+    period: int
+    merged_from: int
+    whole_from: int
+
+
+class DCES(Method):
+    """K learners, slices of one linear layer, each trained on the images of its own cluster (section 3).
+
+    Every T epochs the training set is embedded and clustered, and each cluster goes to the learner that had most of
+    its images. An iteration draws one cluster, and trains the backbone, that cluster's slice and that learner's loss;
+    whatever belongs to the other learners stays as it is, moments of the optimizer included. At the end the slices are
+    one embedding again, trained on all images with a loss of its own, which starts from the learners' losses: proxies
+    side by side, other parameters (beta) averaged. With K = 1 this is the baseline, step for step.
+
+    The released code differs from the paper. What it does in its place: `space=features`; `full_embedding_from` 80
+    and `finetune_from` 190 of its epochs, as shares of the training. Two slips of it are not offered: the permutation
+    after matching is applied inverted there, and beta is left out of the optimizer.
+
+    Args:
+        backbone, head, loss, dim: see `dml.methods.base`; the head is built once for the whole width and then cut.
+        K: learners, and clusters.
+        T: epochs between two clusterings.
+        total_steps: of the training.
+        full_embedding_from: share of the steps from which the full embedding is trained, on clustered batches up to
+            `finetune_from`.
+        finetune_from: share of the steps from which batches come from the whole training set; 1: never.
+        finetune_lr_factor: from then on the learning rate is multiplied by this.
+        grouping: `kmeans`; or Table 6's `random`, a fixed random partition of the images, or `labels`, the classes in
+            their order cut into K runs of about as many images.
+        space: what is clustered: the `embedding`, learners side by side (section 3.3), or L2-normalised `features`
+            before the linear layer.
+        match: `iou` (`match_clusters`), or `none`: clusters go to learners as K-means numbers them.
+        split_embedding: false trains the whole embedding on the batches of clusters (Table 6, second row): L = 1.
+        assignments_from: `fresh`, a pass over the training set; or `running`, each image as training saw it last
+            (augmented, by an older network; the first clustering is fresh).
+        options: see `Method`.
+
+    Raises:
+        UserError: an option out of its range, or a width that the learners cannot share.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        K: int,
+        T: int,
+        total_steps: int,
+        full_embedding_from: float = 0.9,
+        finetune_from: float = 0.9,
+        finetune_lr_factor: float = 1.0,
+        grouping: Literal["kmeans", "random", "labels"] = "kmeans",
+        space: Literal["embedding", "features"] = "embedding",
+        match: Literal["iou", "none"] = "iou",
+        split_embedding: bool = True,
+        assignments_from: Literal["fresh", "running"] = "fresh",
+        **options: Any,
+    ) -> None:
+        width = share(dim, K, "method.K")
+        whole_number("method.T", T, 1)
+        positive("method.finetune_lr_factor", finetune_lr_factor)
+        _one_of("grouping", grouping, ("kmeans", "random", "labels"))
+        _one_of("space", space, ("embedding", "features"))
+        _one_of("match", match, ("iou", "none"))
+        _one_of("assignments_from", assignments_from, ("fresh", "running"))
+        if not 0 <= full_embedding_from <= finetune_from <= 1:
+            raise UserError(
+                f"method.full_embedding_from={full_embedding_from} and method.finetune_from={finetune_from} are shares "
+                "of the training, 0 to 1, the first not after the second."
+            )
+        if (space, assignments_from) == ("features", "running"):
+            raise UserError("method.assignments_from=running keeps embeddings: give method.space=embedding with it.")
+        learners = K if split_embedding else 1
+        losses = [loss(width) for _ in range(learners)] if learners > 1 else []
+        super().__init__(normalize=backbone.normalize, losses=[*losses, loss(dim)], **options)
+        self.backbone = backbone
+        whole = head(dim)
+        self.pooling = whole.pooling
+        self.slices = _cut(whole.projection, learners)
+        self.K, self.T, self.total_steps = K, T, total_steps
+        self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
+        self.finetune_lr_factor = finetune_lr_factor
+        self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
+        self.active: int | None = None  # the learner of this iteration; None: the full embedding
+        self.clusters: np.ndarray | None = None  # [N], the learner of each training image
+        self.memory: Tensor | None = None  # [N,D] of the last clustering; running: of each image, as last seen
+        self.batch_at: Tensor | None = None  # [B], which training images this iteration's are
+
+    # The network.
+
+    def features(self, images: Tensor) -> Tensor:
+        """Normalised images -> what the linear layer is given, `[B,C]`."""
+        return self.pooling(self.backbone(images)).flatten(1)
+
+    def learners(self, images: Tensor) -> Tensor:
+        features = self.features(images)
+        return torch.stack([part(features) for part in self.slices], dim=1)
+
+    def fresh(self) -> Iterable[nn.Module]:
+        return (self.slices,)
+
+    # An iteration.
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        at = torch.searchsorted(self.rows.to(self.device), batch["index"])
+        divided = self.global_step < self.schedule.merged_from and len(self.slices) > 1
+        assert self.clusters is not None
+        self.active = int(self.clusters[int(at[0])]) if divided else None  # a batch is of one cluster
+        self.batch_at = gather(at, at)[1] if self.assignments_from == "running" else None
+        return super().training_step(batch, batch_idx)
+
+    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
+        if self.batch_at is not None and self.memory is not None:
+            self.memory[self.batch_at] = embeddings.detach().flatten(1)
+        if self.active is None:
+            # The concatenation of L unit vectors, at unit norm.
+            value = self.losses[-1](embeddings.flatten(1) / math.sqrt(embeddings.shape[1]), labels)
+        else:
+            value = self.losses[self.active](embeddings[:, self.active], labels)
+        # Under DDP every parameter has to take part.
+        idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
+        return {"metric": value + 0 * torch.stack(idle).sum() if idle else value}
+
+    def on_after_backward(self) -> None:
+        """Without a gradient, rather than with one of zero, the optimizer leaves a parameter alone: momentum and decay
+        would move the slices of the other learners."""
+        for k, part in enumerate(self.slices):
+            if self.active not in (None, k):
+                part.zero_grad()
+        for k, loss in enumerate(self.losses):
+            if k != (len(self.losses) - 1 if self.active is None else self.active):
+                loss.zero_grad()
+
+    # Between iterations.
+
+    def attach(self, data: DataModule) -> None:
+        if self.K > data.train_images:
+            raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
+        if self.grouping == "kmeans":
+            need_faiss()
+        self.rows = torch.as_tensor(data.train_rows)
+        assert bool((self.rows.diff() > 0).all())  # the order of a table of embeddings
+        self.schedule = Schedule(
+            period=self.T * data.sampler.steps_per_epoch,
+            merged_from=round(self.full_embedding_from * self.total_steps),
+            whole_from=round(self.finetune_from * self.total_steps),
+        )
+        self.sampler = data.sampler = Clusters(data.sampler, self.schedule.period, self.schedule.whole_from)
+        self.sampler.regroup(np.zeros(data.train_images, np.int64))  # can the rule draw inside clusters at all?
+
+    def between_steps(self, step: int) -> dict[str, float]:
+        """Algorithm 1: clusters every T epochs, merges the losses when the slices are merged."""
+        if step == self.schedule.merged_from and len(self.losses) > 1:
+            self._merge_losses()
+        if step % self.schedule.period or step >= self.schedule.whole_from:
+            return {}
+        previous = self.clusters
+        clusters: np.ndarray = self.trainer.strategy.broadcast(self._group(step))
+        if previous is not None and self.match == "iou":
+            clusters = match_clusters(previous, clusters, self.K)
+        self.clusters = clusters
+        self.sampler.regroup(clusters)
+        sizes = np.bincount(clusters, minlength=self.K)
+        figures = {f"clusters/{k}/images": float(size) for k, size in enumerate(sizes)}
+        if previous is not None:
+            overlaps = np.diag(_overlaps(previous, clusters, self.K))
+            figures |= {f"clusters/{k}/iou": float(overlap) for k, overlap in enumerate(overlaps)}
+            figures |= {"clusters/iou": float(overlaps.mean()), "clusters/moved": float((previous != clusters).mean())}
+        return figures
+
+    def _group(self, step: int) -> np.ndarray:
+        """The cluster `[N]` of each training image, on rank 0; every rank takes part in the embedding pass."""
+        count, seed = len(self.rows), self.sampler.seed
+        if self.K == 1:
+            return np.zeros(count, np.int64)
+        if self.grouping == "random":
+            return np.random.default_rng([seed, 2]).permutation(count) % self.K
+        if self.grouping == "labels":
+            sizes = np.bincount(self.sampler.labels)
+            middle = np.cumsum(sizes) - sizes / 2  # a class is where its middle image is
+            return (middle * self.K / count).astype(np.int64)[self.sampler.labels]
+        if self.assignments_from == "fresh" or self.memory is None:
+            of = None if self.space == "embedding" else self._unit_features
+            table = embed_rows(self.trainer, self.rows.numpy(), f"clustering at step {step}", of=of)
+            self.memory = table.embeddings.flatten(1).to(self.device)
+        if not self.trainer.is_global_zero:
+            return np.zeros(0, np.int64)
+        seed = int(np.random.SeedSequence([seed, step, 3]).generate_state(1)[0] >> 1)
+        return kmeans(self.memory.cpu().numpy(), self.K, seed=seed)
+
+    def _unit_features(self, images: Tensor) -> Tensor:
+        images = images.contiguous(memory_format=torch.channels_last)
+        return F.normalize(self.features(self.normalize(images)))[:, None]
+
+    @torch.no_grad()
+    def _merge_losses(self) -> None:
+        """The loss of the full embedding starts where the learners' losses have come to."""
+        *learners, full = self.losses
+        for name, parameter in full.named_parameters():
+            parts = [loss.get_parameter(name) for loss in learners]
+            if parts[0].shape == parameter.shape:
+                parameter.copy_(torch.stack(parts).mean(0))
+            elif sum(part.shape[-1] for part in parts) == parameter.shape[-1]:
+                parameter.copy_(torch.cat([F.normalize(part, dim=-1) for part in parts], dim=-1))
+
+    def groups(self) -> Groups | None:
+        if self.clusters is None or self.K == 1:
+            return None
+        return Groups(self.clusters, None if self.memory is None else self.memory.cpu())
+
+    # The optimizer and the checkpoint.
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        if self.finetune_lr_factor == 1:
+            return optimizer
+        factor, start = self.finetune_lr_factor, self.schedule.whole_from
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor if step >= start else 1.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        clusters = None if self.clusters is None else torch.as_tensor(self.clusters)
+        checkpoint["dces"] = {"clusters": clusters, "memory": self.memory}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["dces"]
+        if state["clusters"] is not None:
+            self.clusters = state["clusters"].numpy()
+            self.sampler.regroup(self.clusters)
+        self.memory = None if state["memory"] is None else state["memory"].to(self.device)
+
+
+def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"method.{option}={value} is unknown: choose {', '.join(choices[:-1])} or {choices[-1]}.")
+
+
+def _cut(layer: nn.Linear, parts: int) -> nn.ModuleList:
+    """A linear layer as `parts` layers, consecutive slices of its outputs: parameters that can rest one by one."""
+    slices = nn.ModuleList()
+    for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
+        part = nn.Linear(layer.in_features, len(bias))
+        part.load_state_dict({"weight": weight, "bias": bias})
+        slices.append(part)
+    return slices
