@@ -40,6 +40,7 @@ class Records:
         class_names: C names.
         open_image: row -> RGB image. Safe to call in forked workers: it shares no file handle.
         unreadable: what to do with a file that does not decode, `stop` or `skip` (see `dml.data.check`).
+        cameras: `[N]` int64, which camera took each image, where the data set says so.
 
     Raises:
         UserError: no images, a class without images, a class both in training and in evaluation, queries without a
@@ -53,11 +54,13 @@ class Records:
     class_names: list[str]
     open_image: Callable[[int], Image.Image]
     unreadable: str = "stop"
+    cameras: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         assert self.paths.shape == self.labels.shape == self.roles.shape
         assert self.labels.dtype == np.int64
         assert np.isin(self.roles, ROLES).all()
+        assert self.cameras is None or self.cameras.shape == self.labels.shape
         if not len(self):
             raise UserError(f"dataset {self.name} has no images: check the folder that it was read from")
         if self.unreadable not in ("stop", "skip"):
@@ -111,6 +114,7 @@ class Records:
             class_names=[self.class_names[c] for c in classes],
             open_image=lambda row: self.open_image(int(rows[row])),
             unreadable=self.unreadable,
+            cameras=None if self.cameras is None else self.cameras[rows],
         )
 
     def image(self, row: int) -> Image.Image:

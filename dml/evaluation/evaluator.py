@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric
 from tqdm import tqdm
 
-from dml.evaluation.metrics import evaluate
+from dml.errors import UserError
 from dml.methods.base import Method
 
 
@@ -107,6 +108,7 @@ def embed_rows(
         of: see `embed`.
     """
     method, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    assert isinstance(method, Method)
     if trainer.world_size > 1:
         # Where batch norm is not frozen each rank has its own running statistics: one network embeds.
         for buffer in method.buffers():
@@ -121,41 +123,86 @@ def embed_rows(
         )
 
 
-def score(queries: Table, gallery: Table | None, ks: Sequence[int], *, clustering: bool) -> dict[str, float]:
+Retrieval = Callable[[Tensor, Tensor | None], dict[str, float]]
+
+
+def score(
+    queries: Table, gallery: Table | None, retrieval: Retrieval, *, slices: int = 1, final: bool
+) -> dict[str, float]:
     """Figures of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
 
-    `learners/mean/...` and `learners/std/...` are over the learners; `learners/self_cosine` is the mean cosine
-    between two learners' embeddings of one image (ABE section 6.2), given where there are several.
+    `learners/mean/...` and `learners/std/...` are over the learners. Of several learners, `learners/self_cosine` is the
+    mean cosine between two learners' embeddings of one image (ABE section 6.2), `learners/correlation` as in
+    `correlation` (DCES Table 7), and `first/<m>/...` are of the first m learners together (DCES Fig. 10).
 
     Args:
         queries: the query images; they are their own gallery where `gallery` is None.
-        ks: the K of Recall@K.
-        clustering: NMI and F1 too, by k-means of the concatenated embedding.
+        retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> figures.
+        slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
+            `learners/...`, which DCES compares its learners with.
+        final: with the figures that only the last evaluation of a run gives: `first/...`.
+
+    Raises:
+        UserError: slices that do not divide the width.
     """
 
-    def figures(part: Callable[[Tensor], Tensor], clustering: bool) -> dict[str, float]:
-        return evaluate(
-            part(queries.embeddings),
-            queries.labels,
-            gallery=None if gallery is None else part(gallery.embeddings),
-            gallery_labels=None if gallery is None else gallery.labels,
-            ks=ks,
-            clustering=clustering,
-        )
+    def figures(part: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        return retrieval(part(queries.embeddings), None if gallery is None else part(gallery.embeddings))
 
-    together = figures(lambda e: e.flatten(1), clustering)
-    result = {f"test/{name}": value for name, value in together.items()}
-    learners = queries.embeddings.shape[1]
-    # A learner's norm inside the concatenation is one, as the whole's is sqrt(L): L = 1 needs no second ranking.
-    apart = [figures(lambda e, i=i: e[:, i], False) for i in range(learners)] if learners > 1 else [together]  # type: ignore[misc]
-    ranked = [name for name in apart[0] if name.startswith(("recall", "precision", "r_precision", "map"))]
-    for name in ranked:
-        values = np.array([one[name] for one in apart])
-        result |= {f"learners/{i}/{name}": float(value) for i, value in enumerate(values)}
-        result |= {f"learners/mean/{name}": float(values.mean()), f"learners/std/{name}": float(values.std())}
+    _, learners, width = queries.embeddings.shape
+    if learners == 1 and width % slices:
+        raise UserError(f"protocol.slices={slices} does not divide the embedding's width {width}.")
+    name, parts = ("learners", learners) if learners > 1 else ("slices", slices)
+
+    def cut(embeddings: Tensor) -> Tensor:  # [N,L,d] -> [N,parts,.]
+        return embeddings if learners > 1 else embeddings.unflatten(2, (slices, -1)).squeeze(1)
+
+    together = figures(lambda e: e.flatten(1))
+    result = {f"test/{figure}": value for figure, value in together.items()}
+    if learners == 1:
+        result |= _of_parts([together], "learners")
+    if parts == 1:
+        return result
+    apart = [figures(lambda e, i=i: cut(e)[:, i]) for i in range(parts)]  # type: ignore[misc]
+    result |= _of_parts(apart, name) | {f"{name}/correlation": correlation(cut(queries.embeddings))}
     if learners > 1:
         result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
+    if final:
+        between = [figures(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
+        for m, first in enumerate([apart[0], *between, together], 1):
+            result |= {f"first/{m}/{figure}": value for figure, value in first.items() if _ranked(figure)}
     return result
+
+
+def _ranked(name: str) -> bool:
+    return name.startswith(("recall", "precision", "r_precision", "map"))
+
+
+def _of_parts(figures: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+    """The figures of each part, their mean and their standard deviation."""
+    result: dict[str, float] = {}
+    for name in filter(_ranked, figures[0]):
+        values = np.array([one[name] for one in figures])
+        result |= {f"{prefix}/{i}/{name}": float(value) for i, value in enumerate(values)}
+        result |= {f"{prefix}/mean/{name}": float(values.mean()), f"{prefix}/std/{name}": float(values.std())}
+    return result
+
+
+def correlation(embeddings: Tensor) -> float:
+    """Correlation coefficient between the embeddings of different learners (DCES Table 7).
+
+    The paper does not say how coefficients are put together. Here: Pearson's between a dimension of one learner and a
+    dimension of another, over the images; its absolute value, averaged over all such pairs of dimensions.
+
+    Args:
+        embeddings: `[N,L,d]`, L > 1. A dimension without variance counts as uncorrelated.
+    """
+    learners, width = embeddings.shape[1:]
+    points = embeddings.flatten(1).double()
+    points = F.normalize(points - points.mean(0), dim=0)
+    coefficients = (points.T @ points).abs()
+    learner = torch.arange(learners).repeat_interleave(width)
+    return float(coefficients[learner[:, None] != learner[None, :]].mean())
 
 
 def self_cosines(embeddings: Tensor) -> Tensor:

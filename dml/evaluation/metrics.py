@@ -82,11 +82,15 @@ def evaluate(
     result["r_precision"] = float(ranking.r_precision[found].mean())
     result["map@r"] = float(ranking.average_precision[found].mean())
     if clustering:
-        points = as_embeddings(embeddings, "embeddings")
-        classes = as_labels(labels, points, "labels").cpu().numpy()
-        assignment = kmeans(points.float().cpu().numpy(), len(np.unique(classes)), seed=seed)
-        result |= clustering_scores(assignment, classes)
+        result |= cluster(embeddings, labels, seed=seed)
     return result | {"queries": float(len(found)), "queries_without_positive": float((~found).sum())}
+
+
+def cluster(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> dict[str, float]:
+    """`nmi` and `f1` of k-means, one cluster a class: `[N,D]`, `[N]`. Raises UserError as `evaluate` does."""
+    points = as_embeddings(embeddings, "embeddings")
+    classes = as_labels(labels, points, "labels").cpu().numpy()
+    return clustering_scores(kmeans(points.float().cpu().numpy(), len(np.unique(classes)), seed=seed), classes)
 
 
 @full_precision()

@@ -1,15 +1,18 @@
 """Who trains, who is searched for, who is searched, and which checkpoint is reported."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dml.data.records import Records
 from dml.errors import UserError, whole_number
-from dml.evaluation.evaluator import Table, score
-from dml.evaluation.metrics import evaluate
+from dml.evaluation.evaluator import Retrieval, Table, score
+from dml.evaluation.metrics import cluster, evaluate
+from dml.evaluation.reidentification import across_cameras, one_image_gallery
 
 Part = Literal["test", "validation"]
 
@@ -22,12 +25,14 @@ class Split:
         train: to train on.
         query, gallery: of the test; no gallery: the queries are their own gallery, without themselves.
         validation: of classes neither trained on nor in the test; None: the protocol has none.
+        cameras: `[N]` of all rows of the records, where images of the query's own camera do not count.
     """
 
     train: np.ndarray
     query: np.ndarray
     gallery: np.ndarray | None
     validation: np.ndarray | None = None
+    cameras: np.ndarray | None = None
 
     @property
     def watched(self) -> Part:
@@ -48,9 +53,11 @@ class Conventional:
         unit: of `every`: steps, or epochs of the sampler.
         batch_size: of the evaluation, per device.
         clustering: report NMI and F1 at the end (k-means with one cluster a test class).
+        slices: cut the embedding of a method with a single learner into as many slices and score those too, which is
+            what DCES compares its learners with (Table 7, Fig. 10).
 
     Raises:
-        UserError: a K or an interval that is no positive number.
+        UserError: a K, an interval or a number of slices that is no positive number.
     """
 
     def __init__(
@@ -61,7 +68,9 @@ class Conventional:
         unit: Literal["steps", "epochs"] = "steps",
         batch_size: int = 128,
         clustering: bool = True,
+        slices: int = 1,
     ) -> None:
+        whole_number("protocol.slices", slices, 1)
         if not ks or any(k < 1 for k in ks):
             raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
         if 1 not in ks:
@@ -72,7 +81,7 @@ class Conventional:
             raise UserError(f"protocol.unit={unit} has to be steps or epochs.")
         self.ks = tuple(ks)
         self.every, self.unit = every, unit
-        self.batch_size, self.clustering = batch_size, clustering
+        self.batch_size, self.clustering, self.slices = batch_size, clustering, slices
 
     def split(self, records: Records) -> Split:
         """Training classes to train on; test classes as query and gallery, or apart where the data set has them so."""
@@ -91,8 +100,100 @@ class Conventional:
         if part == "validation":
             figures = evaluate(table.embeddings.flatten(1), table.labels, ks=self.ks, clustering=False)
             return {f"validation/{name}": value for name, value in figures.items()}
+        queries = table.take(split.query)
         gallery = None if split.gallery is None else table.take(split.gallery)
-        return score(table.take(split.query), gallery, self.ks, clustering=self.clustering and final)
+        figures = score(queries, gallery, self.retrieval(split, queries, gallery), slices=self.slices, final=final)
+        if self.clustering and final:
+            found = cluster(queries.embeddings.flatten(1), queries.labels)
+            figures |= {f"test/{name}": value for name, value in found.items()}
+        return figures
+
+    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
+        """How one embedding of these images is scored."""
+
+        def figures(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
+            return evaluate(
+                of_queries,
+                queries.labels,
+                gallery=of_gallery,
+                gallery_labels=None if gallery is None else gallery.labels,
+                ks=self.ks,
+                clustering=False,
+            )
+
+        return figures
+
+
+class AcrossCameras(Conventional):
+    """Market-1501's protocol: CMC and mAP, images of the query's identity from the query's camera left out.
+
+    See `dml.evaluation.reidentification.across_cameras`. Options are those of `Conventional`.
+    """
+
+    def split(self, records: Records) -> Split:
+        """Raises UserError for a data set without cameras or without a gallery of its own."""
+        if records.cameras is None or records.gallery_rows is None:
+            lacks = "cameras" if records.cameras is None else "a gallery apart from the queries"
+            raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
+        return replace(super().split(records), cameras=records.cameras)
+
+    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
+        assert gallery is not None
+        assert split.cameras is not None
+        cameras = torch.as_tensor(split.cameras)
+
+        def figures(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
+            assert of_gallery is not None
+            return across_cameras(
+                of_queries,
+                queries.labels,
+                cameras[queries.rows],
+                gallery=of_gallery,
+                gallery_labels=gallery.labels,
+                gallery_cameras=cameras[gallery.rows],
+                ks=self.ks,
+            )
+
+        return figures
+
+
+class OneImageGallery(Conventional):
+    """PKU VehicleID's protocol: one random image of each test class is the gallery, all others are queries.
+
+    See `dml.evaluation.reidentification.one_image_gallery`.
+
+    Args:
+        draws: galleries, over which figures are averaged.
+        seed: of the galleries: every method and every training seed meets the same ones.
+        options: see `Conventional`.
+
+    Raises:
+        UserError: a number that is none.
+    """
+
+    def __init__(self, *, draws: int = 10, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        whole_number("protocol.draws", draws, 1)
+        whole_number("protocol.seed", seed, 0)
+        self.draws, self.seed = draws, seed
+
+    def split(self, records: Records) -> Split:
+        """All test images, queries and gallery alike: each draw parts them anew.
+
+        Raises:
+            UserError: every test image is alone in its class.
+        """
+        whole = super().split(records)
+        rows = whole.query if whole.gallery is None else np.sort(np.concatenate([whole.query, whole.gallery]))
+        if len(np.unique(records.labels[rows])) == len(rows):
+            raise UserError(f"Every test image of {records.name} is alone in its class: none is left as a query.")
+        return Split(whole.train, rows, None)
+
+    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
+        def figures(of_queries: Tensor, _: Tensor | None) -> dict[str, float]:
+            return one_image_gallery(of_queries, queries.labels, ks=self.ks, draws=self.draws, seed=self.seed)
+
+        return figures
 
 
 class RandomClassSplit(Conventional):

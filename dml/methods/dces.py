@@ -17,7 +17,6 @@ from dml.distributed import gather
 from dml.errors import UserError, positive, whole_number
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
-from dml.losses import Loss
 from dml.methods.base import Groups, Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone
 
@@ -206,7 +205,7 @@ class DCES(Method):
     # Between iterations.
 
     def attach(self, data: DataModule) -> None:
-        if self.K > data.train_images:
+        if data.train_images < self.K:
             raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
         if self.grouping == "kmeans":
             need_faiss()
@@ -269,7 +268,7 @@ class DCES(Method):
         """The loss of the full embedding starts where the learners' losses have come to."""
         *learners, full = self.losses
         for name, parameter in full.named_parameters():
-            parts = [loss.get_parameter(name) for loss in learners]
+            parts: list[Tensor] = [loss.get_parameter(name) for loss in learners]
             if parts[0].shape == parameter.shape:
                 parameter.copy_(torch.stack(parts).mean(0))
             elif sum(part.shape[-1] for part in parts) == parameter.shape[-1]:

@@ -12,13 +12,22 @@ CAPTIONS = {
     "test": "* chosen by its Recall@1 on the test set: an optimistic figure",
     "validation": "* the best checkpoint on validation classes, which are not in the test",
 }
-NAMES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R", "nmi": "NMI", "f1": "F1"}
+NAMES = {
+    "precision@1": "P@1",
+    "r_precision": "R-Prec",
+    "map@r": "MAP@R",
+    "map": "mAP",
+    "map_toolkit": "mAP (toolkit)",
+    "nmi": "NMI",
+    "f1": "F1",
+}
 
 
 def rows(metrics: Mapping[str, float]) -> tuple[list[str], dict[str, list[float | None]]]:
     """Columns (metric names of `metrics.json` without their prefix) and, for each row's title, its figures."""
-    columns = [name.removeprefix("test/") for name in metrics if name.startswith("test/") and "queries" not in name]
-    columns.remove("precision@1")  # Recall@1 by another name; metrics.json has both
+    # precision@1 is Recall@1 by another name; metrics.json has both
+    left_out = ("test/queries", "test/queries_without_positive", "test/precision@1", "test/std_over_draws")
+    columns = [name.removeprefix("test/") for name in metrics if name.startswith("test/") and name not in left_out]
     titles = CHOSEN if watched(metrics) == "validation" else LAST
     figures = {title: [metrics.get(f"{prefix}/{name}") for name in columns] for title, prefix in titles.items()}
     return columns, figures

@@ -21,7 +21,7 @@ def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
 
 def test_together_is_the_concatenation_and_apart_each_learner() -> None:
     given = table()
-    figures = score(given, None, ks=(1, 3), clustering=False)
+    figures = score(given, None, by_class(given, 1, 3), final=False)
     assert figures["test/recall@3"] == evaluate(given.embeddings.flatten(1), given.labels, ks=(3,))["recall@3"]
     alone = [evaluate(given.embeddings[:, i], given.labels, ks=(1,))["map@r"] for i in range(3)]
     assert [figures[f"learners/{i}/map@r"] for i in range(3)] == alone
@@ -38,7 +38,7 @@ def test_the_ensemble_distance_is_the_mean_of_the_learners() -> None:
 
 
 def test_one_learner_is_the_whole() -> None:
-    figures = score(table(learners=1), None, ks=(1,), clustering=False)
+    figures = score(table(learners=1), None, by_class(table(), 1), final=False)
     assert figures["learners/0/recall@1"] == figures["learners/mean/recall@1"] == figures["test/recall@1"]
     assert "learners/self_cosine" not in figures
 

@@ -1,0 +1,141 @@
+"""Re-identification: retrieval across cameras (Zheng et al. 2015), and among one image an identity (Liu et al. 2016).
+
+Q queries, M gallery items, D width, b queries of a block. Ties go against the query, as in `dml.evaluation.metrics`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from dml.errors import UserError
+from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
+from dml.evaluation.metrics import rank
+from dml.evaluation.scores import TILE, Space, full_precision, strips
+
+
+@full_precision()
+def across_cameras(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    cameras: ArrayLike | Tensor,
+    *,
+    gallery: ArrayLike | Tensor,
+    gallery_labels: ArrayLike | Tensor,
+    gallery_cameras: ArrayLike | Tensor,
+    ks: Sequence[int] = (1, 5, 10),
+    block: int = TILE,
+) -> dict[str, float]:
+    """CMC and mAP of the Market-1501 protocol; fractions, averaged over the queries that have a positive.
+
+    Of a query, gallery images of its identity from its own camera are junk: they are taken out of its ranking, as are
+    those with a label below 0 (detections that are nobody's, Market-1501's identity -1). Distractors that count
+    (Market-1501's identity 0000) are an identity that no query has.
+
+    Args:
+        embeddings: `[Q,D]`.
+        labels, cameras: `[Q]` whole numbers.
+        gallery: `[M,D]`.
+        gallery_labels, gallery_cameras: `[M]`.
+        ks: the K of CMC@K.
+        block: see `dml.evaluation.metrics.rank`.
+
+    Returns:
+        `recall@K`, CMC@K: share of queries with a positive among the K nearest; `map`, average precision as
+        `1/R sum_i i / r_i` over the R positives of ranks r_i; `map_toolkit`, the area under the line through the
+        precisions as the data set's own toolkit has it, `1/R sum_i (i / r_i + (i-1) / (r_i - 1)) / 2`, where the
+        second term is 1 for r_i = 1; the counts `queries` and `queries_without_positive`.
+
+    Raises:
+        UserError: shapes that do not fit, labels that are no whole numbers, NaN, a K below 1, or no query has a
+            positive.
+    """
+    if any(k < 1 for k in ks):
+        raise UserError(f"ks={list(ks)} has to hold numbers of 1 or more.")
+    queries, items = as_pair(embeddings, gallery)
+    of_query = torch.stack([as_labels(labels, queries, "labels"), as_labels(cameras, queries, "cameras")])
+    of_item = torch.stack(
+        [as_labels(gallery_labels, items, "gallery_labels"), as_labels(gallery_cameras, items, "gallery_cameras")]
+    )
+    found = []
+    for at, strip in strips(Space.of(queries, items), torch.arange(len(queries), device=queries.device), block):
+        strip = strip[:, : len(items)]
+        same = of_query[0, at, None] == of_item[0]
+        junk = (same & (of_query[1, at, None] == of_item[1])) | (of_item[0] < 0)
+        positive = same & ~junk
+        negatives = strip.masked_fill(same | junk, -torch.inf).neg_().sort(1).values  # nearest first
+        for row in range(len(at)):
+            nearness = strip[row, positive[row]].sort(descending=True).values
+            found.append(torch.searchsorted(negatives[row], -nearness, right=True).cpu().numpy())
+    # Rank of the i-th nearest positive: the negatives at least as near, and the positives up to it.
+    ranks = [ahead + np.arange(1, len(ahead) + 1) for ahead in found]
+    answered = [one for one in ranks if len(one)]
+    if not answered:
+        raise UserError(f"None of the {len(ranks)} queries has an image of its identity from another camera.")
+    best = np.array([one[0] for one in answered])
+    result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
+    result["map"] = float(np.mean([_precisions(one).mean() for one in answered]))
+    result["map_toolkit"] = float(np.mean([_toolkit_precisions(one).mean() for one in answered]))
+    return result | {"queries": float(len(ranks)), "queries_without_positive": float(len(ranks) - len(answered))}
+
+
+def _precisions(ranks: np.ndarray) -> np.ndarray:
+    return np.arange(1, len(ranks) + 1) / ranks
+
+
+def _toolkit_precisions(ranks: np.ndarray) -> np.ndarray:
+    before = np.arange(len(ranks)) / np.maximum(ranks - 1, 1)  # at the rank just before
+    return (_precisions(ranks) + np.where(ranks == 1, 1.0, before)) / 2
+
+
+def one_image_gallery(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    *,
+    ks: Sequence[int] = (1, 5),
+    draws: int = 10,
+    seed: int = 0,
+) -> dict[str, float]:
+    """PKU VehicleID's protocol: one random image of each identity is the gallery, all others are queries.
+
+    Args:
+        embeddings: `[N,D]`.
+        labels: `[N]` whole numbers.
+        ks: the K of Recall@K.
+        draws: galleries, over which figures are averaged.
+        seed: of the galleries, which are a function of it and the labels alone.
+
+    Returns:
+        `recall@K`; `map`, the mean of 1 / rank of the one positive; `std_over_draws` of recall@1 (n - 1; 0 of a single
+        draw); the counts `queries` of a draw and `queries_without_positive`, 0.
+
+    Raises:
+        UserError: as `dml.evaluation.metrics.rank` does; a K or a number of draws below 1; no identity with two images.
+    """
+    if any(k < 1 for k in ks) or draws < 1:
+        raise UserError(f"ks={list(ks)} and draws={draws} have to be numbers of 1 or more.")
+    points = as_embeddings(embeddings, "embeddings")
+    identities = as_labels(labels, points, "labels")
+    if len(identities.unique()) == len(identities):
+        raise UserError(f"Each of the {len(identities)} images is alone in its identity: none is left as a query.")
+    best = []
+    for draw in range(draws):
+        chosen = torch.as_tensor(_one_each(identities.cpu().numpy(), seed, draw), device=points.device)
+        ranking = rank(points[~chosen], identities[~chosen], gallery=points[chosen], gallery_labels=identities[chosen])
+        best.append(ranking.best_rank)
+    ranks = np.stack(best)  # [draws, queries]
+    result = {f"recall@{k}": float((ranks <= k).mean()) for k in ks}
+    result["map"] = float((1 / ranks).mean())
+    result["std_over_draws"] = float((ranks == 1).mean(1).std(ddof=1)) if draws > 1 else 0.0
+    return result | {"queries": float(ranks.shape[1]), "queries_without_positive": 0.0}
+
+
+def _one_each(identities: np.ndarray, seed: int, draw: int) -> np.ndarray:
+    """`[N]` bool, true of one random image of each identity."""
+    order = np.random.default_rng([seed, draw]).permutation(len(identities))
+    first = np.unique(identities[order], return_index=True)[1]
+    chosen = np.zeros(len(identities), bool)
+    chosen[order[first]] = True
+    return chosen
