@@ -14,7 +14,7 @@ from torch.distributed import all_gather_into_tensor, all_reduce, get_rank, get_
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        return _gather(rows)
+        return gather_rows(rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -24,7 +24,10 @@ class _Gather(torch.autograd.Function):
         return gradient.chunk(get_world_size())[get_rank()]
 
 
-def _gather(rows: Tensor) -> Tensor:
+def gather_rows(rows: Tensor) -> Tensor:
+    """`[b,...]` of every rank -> `[B,...]` in rank order, without gradient; `rows` itself on a single process."""
+    if not is_initialized() or get_world_size() == 1:
+        return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
     all_gather_into_tensor(gathered, rows.contiguous())
     return gathered
@@ -46,4 +49,4 @@ def gather(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not is_initialized() or get_world_size() == 1:
         return embeddings, labels
-    return _Gather.apply(embeddings), _gather(labels)
+    return _Gather.apply(embeddings), gather_rows(labels)

@@ -24,6 +24,7 @@ from dml.command import stop
 from dml.errors import UserError
 from dml.files import replace_file
 from dml.folder import RunFolder, flat
+from dml.loggers import read_metrics
 from dml.pieces import pieces
 from dml.reporting import figures
 from dml.reporting.page import render
@@ -35,6 +36,9 @@ COLUMNS = {
     "learners/mean/recall@1": "mean learner",
     "gain": "gain",
     "learners/self_cosine": "self cosine",
+    "learners/correlation": "correlation",
+    "slices/mean/recall@1": "mean slice",
+    "slices/correlation": "correlation of slices",
     "test/map@r": "MAP@R",
     "untrained/recall@1": "untrained",
 }
@@ -133,7 +137,7 @@ def _tells(override: str) -> bool:
 
 
 def write_summary(folders: Sequence[Path]) -> Path:
-    """`summary.html`, `summary.json` and `figures/cost.png` in the first folder; prints the table.
+    """`summary.html`, `summary.json` and `figures/` in the first folder; prints the table.
 
     Raises:
         UserError: no finished run below the folders, or the first cannot be written.
@@ -147,12 +151,18 @@ def write_summary(folders: Sequence[Path]) -> Path:
     content = [
         {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table
     ]
-    page, picture = folders[0] / "summary.html", folders[0] / "figures" / "cost.png"
+    page, place = folders[0] / "summary.html", folders[0] / "figures"
+    drawn = {
+        "cost": figures.recall_and_cost([_point(row) for row in table]),
+        "recall": figures.recall_over_steps({row.label: _course(row) for row in table}),
+    }
+    pictures = {name: place / f"{name}.png" for name in drawn}
     try:
-        picture.parent.mkdir(exist_ok=True)
-        figures.recall_and_cost([_point(row) for row in table]).savefig(picture)
+        place.mkdir(exist_ok=True)
+        for name, figure in drawn.items():
+            figure.savefig(pictures[name])
         replace_file(folders[0] / "summary.json", json.dumps(content, indent=1) + "\n")
-        replace_file(page, _html(table, shown, picture))
+        replace_file(page, _html(table, shown, pictures))
     except OSError as error:
         raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
     print(f"Report: {page}")
@@ -173,6 +183,19 @@ def _point(row: Row) -> figures.Point:
     )
 
 
+def _course(row: Row) -> dict[int, float]:
+    """Recall@1 by step, the mean over the runs that were evaluated there, on what they watched while training."""
+    values: dict[int, list[float]] = {}
+    for run in row.runs:
+        log = run.folder / "metrics.jsonl"
+        records = read_metrics(log) if log.exists() else []
+        name = "validation/recall@1" if "best_on_validation/step" in run.metrics else "test/recall@1"
+        for record in records:
+            if name in record:
+                values.setdefault(record["step"], []).append(record[name])
+    return {step: statistics.fmean(values[step]) for step in sorted(values)}
+
+
 def _print(table: Sequence[Row], shown: Sequence[str]) -> None:
     printed = Table(
         box=SIMPLE_HEAD,
@@ -188,12 +211,12 @@ def _print(table: Sequence[Row], shown: Sequence[str]) -> None:
     Console().print(printed)
 
 
-def _html(table: Sequence[Row], shown: Sequence[str], picture: Path) -> str:
+def _html(table: Sequence[Row], shown: Sequence[str], pictures: Mapping[str, Path]) -> str:
     return render(
         "summary.html.jinja",
         table=table,
         columns={name: COLUMNS[name] for name in shown},
-        picture=base64.b64encode(picture.read_bytes()).decode(),
+        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         commands=[(run, shlex.join(["python", "-m", "dml.run", *run.overrides])) for row in table for run in row.runs],
     )
 

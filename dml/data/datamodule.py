@@ -65,6 +65,13 @@ class _Stream(DataLoader[Item]):
     def __len__(self) -> int:
         return self._steps
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the place to go on from is the trainer's global step. Lightning asks whether a loader has these."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to load."""
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert isinstance(self.batch_sampler, Sampler)
         while True:

@@ -133,7 +133,7 @@ class AcrossCameras(Conventional):
     def split(self, records: Records) -> Split:
         """Raises UserError for a data set without cameras or without a gallery of its own."""
         if records.cameras is None or records.gallery_rows is None:
-            lacks = "cameras" if records.cameras is None else "a gallery apart from the queries"
+            lacks = "cameras" if records.cameras is None else "gallery apart from its queries"
             raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
         return replace(super().split(records), cameras=records.cameras)
 

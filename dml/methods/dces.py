@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
-from dml.distributed import gather
+from dml.distributed import gather_rows
 from dml.errors import UserError, positive, whole_number
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
@@ -106,6 +106,10 @@ class DCES(Method):
         UserError: an option out of its range, or a width that the learners cannot share.
     """
 
+    rows: Tensor  # [N], of the records, ascending: which image is which in everything of length N
+    schedule: Schedule
+    sampler: Clusters
+
     def __init__(
         self,
         backbone: Backbone,
@@ -172,16 +176,19 @@ class DCES(Method):
     # An iteration.
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        at = torch.searchsorted(self.rows.to(self.device), batch["index"])
-        divided = self.global_step < self.schedule.merged_from and len(self.slices) > 1
-        assert self.clusters is not None
-        self.active = int(self.clusters[int(at[0])]) if divided else None  # a batch is of one cluster
-        self.batch_at = gather(at, at)[1] if self.assignments_from == "running" else None
+        self.rows = self.rows.to(self.device)
+        at = torch.searchsorted(self.rows, batch["index"])
+        self.active = None
+        if self.global_step < self.schedule.merged_from and len(self.slices) > 1:
+            assert self.clusters is not None
+            self.active = int(self.clusters[int(at[0])])  # a batch is of one cluster
+        self.batch_at = gather_rows(at) if self.assignments_from == "running" else None
         return super().training_step(batch, batch_idx)
 
     def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
         if self.batch_at is not None and self.memory is not None:
+            self.memory = self.memory.to(embeddings.device)
             self.memory[self.batch_at] = embeddings.detach().flatten(1)
         if self.active is None:
             # The concatenation of L unit vectors, at unit norm.
@@ -253,7 +260,7 @@ class DCES(Method):
         if self.assignments_from == "fresh" or self.memory is None:
             of = None if self.space == "embedding" else self._unit_features
             table = embed_rows(self.trainer, self.rows.numpy(), f"clustering at step {step}", of=of)
-            self.memory = table.embeddings.flatten(1).to(self.device)
+            self.memory = table.embeddings.flatten(1)
         if not self.trainer.is_global_zero:
             return np.zeros(0, np.int64)
         seed = int(np.random.SeedSequence([seed, step, 3]).generate_state(1)[0] >> 1)
@@ -298,7 +305,7 @@ class DCES(Method):
         if state["clusters"] is not None:
             self.clusters = state["clusters"].numpy()
             self.sampler.regroup(self.clusters)
-        self.memory = None if state["memory"] is None else state["memory"].to(self.device)
+        self.memory = state["memory"]
 
 
 def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:

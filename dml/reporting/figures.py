@@ -1,6 +1,7 @@
 """The pictures of a report, one function a picture; each returns a matplotlib figure or an image."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
+from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Table, self_cosines
+from dml.evaluation.metrics import rank
 from dml.evaluation.neighbours import nearest
+from dml.methods.base import Groups
 
 # Okabe & Ito's palette, told apart by colour-blind readers too.
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
@@ -62,22 +66,46 @@ class Point:
     std: float
 
 
+def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Recall@1 while training (DCES Fig. 1: a line a K), step -> figure for each line's label."""
+    labels = _wrapped(lines)
+    figure = _figure(9, 3.4 + _height(labels.values()))
+    axes = figure.subplots()
+    for line, points in lines.items():
+        axes.plot(list(points), list(points.values()), marker="o", markersize=3, linewidth=1, label=labels[line])
+    axes.set(xlabel="step", ylabel="Recall@1")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=7)
+    return figure
+
+
+def _wrapped(lines: Iterable[str]) -> dict[str, str]:
+    """Labels that may be whole command lines, as a legend below the picture has room for them."""
+    return {line: textwrap.fill(line, 120) for line in lines}
+
+
+def _height(labels: Iterable[str]) -> float:
+    """Inches that a legend of these takes."""
+    return 0.15 * sum(label.count("\n") + 1 for label in labels)
+
+
 def recall_and_cost(points: Sequence[Point]) -> Figure:
     """Recall@1 against parameters and against multiply-adds (ABE Fig. 4: a line a method, a point an M)."""
-    figure = _figure(9, 3.4)
+    labels = _wrapped(point.line for point in points)
+    figure = _figure(9, 3.4 + _height(labels.values()))
     left, right = figure.subplots(1, 2, sharey=True)
-    for line in dict.fromkeys(point.line for point in points):
+    for line, label in labels.items():
         on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
         for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
             recalls, stds = [p.recall for p in on_line], [p.std for p in on_line]
-            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=line)
+            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
             for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
     left.set(xlabel="parameters, millions", ylabel="Recall@1")
     right.set(xlabel="multiply-adds of an image, 1e9")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    left.legend(frameon=False, fontsize=7)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
     return figure
 
 
@@ -89,6 +117,76 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
     axes.axhline(metrics["test/recall@1"], color=RED, linestyle="--", label="together")
     axes.axhline(metrics["untrained/recall@1"], color=GREY, linestyle=":", label="untrained, together")
     axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners), ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def first_learners(metrics: Mapping[str, float]) -> Figure:
+    """Recall@K of the first m learners together, from the figures `first/<m>/...` (DCES Fig. 10)."""
+    figure = _figure(5, 3.2)
+    axes = figure.subplots()
+    names = [name.removeprefix("first/1/") for name in metrics if name.startswith("first/1/recall@")]
+    counts = range(1, 1 + sum(name.endswith("/recall@1") for name in metrics if name.startswith("first/")))
+    for name in names:
+        values = [metrics[f"first/{m}/{name}"] for m in counts]
+        axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=name.replace("recall", "Recall"))
+    axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts), ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def clusters_over_steps(records: Sequence[Mapping[str, Any]]) -> Figure:
+    """How many images each learner's cluster has, and how much of its last one it kept, from `metrics.jsonl`."""
+    figure = _figure(9, 3.2)
+    sizes, kept = figure.subplots(1, 2)
+    grouped = [record for record in records if "clusters/0/images" in record]
+    learners = sum(name.endswith("/images") for name in grouped[0])
+    steps = [record["step"] for record in grouped]
+    bottom = np.zeros(len(grouped))
+    width = 0.8 * min(np.diff(steps), default=1)
+    for k in range(learners):
+        images = np.array([record[f"clusters/{k}/images"] for record in grouped])
+        sizes.bar(steps, images, width=width, bottom=bottom, color=_shade(k, learners))
+        bottom += images
+        points = [(r["step"], r[f"clusters/{k}/iou"]) for r in grouped if f"clusters/{k}/iou" in r]
+        line = {"color": _shade(k, learners), "marker": "o", "markersize": 3, "linewidth": 1}
+        kept.plot([s for s, _ in points], [iou for _, iou in points], label=f"learner {k}", **line)
+    mean = [(record["step"], record["clusters/iou"]) for record in grouped if "clusters/iou" in record]
+    kept.plot([s for s, _ in mean], [iou for _, iou in mean], color="black", linewidth=2, label="mean")
+    sizes.set(xlabel="step of the clustering", ylabel="training images")
+    kept.set(xlabel="step of the clustering", ylabel="IoU with the cluster before", ylim=(0, 1.02))
+    figure.legend(*kept.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=7)
+    kept.grid(alpha=0.3)
+    return figure
+
+
+def _shade(k: int, count: int) -> tuple[float, float, float, float]:
+    return matplotlib.colormaps["viridis"](k / max(1, count - 1) * 0.9)
+
+
+def negative_distances(groups: Groups, labels: np.ndarray, pairs: int = 50_000, seed: int = 0) -> Figure:
+    """Distances of negative pairs of training images, within a cluster and between clusters (DCES Fig. 8).
+
+    Args:
+        groups: with embeddings, which are taken at unit norm.
+        labels: `[N]` classes of the training images.
+        pairs: random pairs to look among.
+    """
+    assert groups.embeddings is not None
+    figure = _figure(6, 3.2)
+    axes = figure.subplots()
+    first, second = np.random.default_rng(seed).integers(len(labels), size=(2, pairs))
+    first, second = (side[labels[first] != labels[second]] for side in (first, second))
+    points = F.normalize(groups.embeddings)
+    distances = torch.linalg.vector_norm(points[first] - points[second], dim=1).numpy()
+    inside = groups.learner[first] == groups.learner[second]
+    bins = np.linspace(0, max(2.0, float(distances.max(initial=0))), 81).tolist()
+    for name, chosen, colour in (("within a cluster", inside, RED), ("between clusters", ~inside, GREEN)):
+        if chosen.any():
+            label = f"{name}, mean {distances[chosen].mean():.3f}"
+            axes.hist(distances[chosen], bins=bins, density=True, color=colour, alpha=0.5, label=label)
+    axes.set(xlabel="distance of a negative pair", ylabel="density")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -180,17 +278,90 @@ def _below(limits: Tensor, generator: torch.Generator) -> Tensor:
     return (torch.rand(len(limits), generator=generator) * limits).long()
 
 
+def cluster_images(groups: Groups, rows: np.ndarray, open_image: Any, count: int = 12, side: int = 72) -> Image.Image:
+    """Random images of each learner's cluster, a row a learner; `rows [N]` are those of the training images."""
+    rng = np.random.default_rng(0)
+    lines = []
+    for k in range(int(groups.learner.max()) + 1):
+        members = np.flatnonzero(groups.learner == k)
+        chosen = rng.choice(members, min(count, len(members)), replace=False)
+        tiles = [(_thumbnail(open_image(int(rows[i])), side, GREY), "") for i in chosen]
+        lines.append((f"learner {k}: {len(members)} images", tiles))
+    return _sheet(lines, count, side)
+
+
+def easiest_queries(
+    queries: Table, gallery: Table | None, open_image: Any, count: int = 10, side: int = 72
+) -> Image.Image:
+    """Queries that one learner answers and the others do not, a row a learner (DCES Fig. 9).
+
+    Those of a learner have Recall@1 = 1 for it, and stand in the order of how far the best of all other learners is
+    from an answer; the rank of its nearest positive is printed below.
+    """
+
+    def best_rank(i: int) -> np.ndarray:
+        if gallery is None:
+            return rank(queries.embeddings[:, i], queries.labels).best_rank
+        there = {"gallery": gallery.embeddings[:, i], "gallery_labels": gallery.labels}
+        return rank(queries.embeddings[:, i], queries.labels, **there).best_rank  # type: ignore[arg-type]
+
+    best = np.stack([best_rank(i) for i in range(queries.embeddings.shape[1])])  # [L,Q]; 0 without a positive
+    lines = []
+    for i, own in enumerate(best):
+        others = np.delete(best, i, axis=0).min(0)
+        alone = np.flatnonzero((own == 1) & (others > 1))
+        chosen = alone[np.argsort(-others[alone], kind="stable")][:count]
+        tiles = [(_thumbnail(open_image(int(queries.rows[q])), side, GREY), str(others[q])) for q in chosen]
+        lines.append((f"learner {i}: {len(alone)} of {len(own)} queries", tiles))
+    return _sheet(lines, count, side)
+
+
+def _sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], columns: int, side: int) -> Image.Image:
+    """Rows of thumbnails, each with a title above, and with a word below each thumbnail."""
+    font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans.ttf", 12)
+    step, above, below = side + 8, 20, 18 if any(word for _, tiles in lines for _, word in tiles) else 4
+    height = above + side + below
+    sheet = Image.new("RGB", (step * columns, height * len(lines)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for y, (title, tiles) in enumerate(lines):
+        draw.text((4, y * height + 3), title, fill="black", font=font)
+        for x, (picture, word) in enumerate(tiles):
+            sheet.paste(picture, (x * step, y * height + above))
+            draw.text((x * step + 4, y * height + above + side + 2), word, fill="black", font=font)
+    return sheet
+
+
 def retrieval_gallery(
-    queries: Table, gallery: Table | None, open_image: Any, count: int = 10, k: int = 8, side: int = 88
+    queries: Table,
+    gallery: Table | None,
+    open_image: Any,
+    cameras: np.ndarray | None = None,
+    count: int = 10,
+    k: int = 8,
+    side: int = 88,
 ) -> Image.Image:
     """Random queries and their nearest neighbours, right ones framed green and ticked, wrong ones red and crossed.
 
     Half of the rows are queries whose nearest neighbour is wrong, if there are that many.
+
+    Args:
+        open_image: row of the records -> RGB image.
+        cameras: of all rows; where given, images of the query's class from its own camera are left out.
     """
-    k = min(k, len((gallery or queries).labels) - (gallery is None))
-    where = None if gallery is None else gallery.embeddings.flatten(1)
     chosen_from = gallery or queries
-    neighbours = torch.as_tensor(nearest(queries.embeddings.flatten(1), where, k=k)[1])
+    k = min(k, len(chosen_from.labels) - (gallery is None))
+    where = None if gallery is None else gallery.embeddings.flatten(1)
+    left_out = np.zeros((len(queries.labels), 1), bool)
+    if cameras is not None:
+        same = queries.labels[:, None] == chosen_from.labels
+        left_out = (same.numpy() & (cameras[queries.rows][:, None] == cameras[chosen_from.rows])).astype(bool)
+    more = min(k + int(left_out.sum(1).max()), len(chosen_from.labels) - (gallery is None))
+    found = nearest(queries.embeddings.flatten(1), where, k=more)[1]
+    if cameras is not None:
+        found = np.take_along_axis(
+            found, np.argsort(np.take_along_axis(left_out, found, 1), axis=1, kind="stable"), axis=1
+        )
+    neighbours = torch.as_tensor(found[:, :k])
     right = chosen_from.labels[neighbours] == queries.labels[:, None]  # [Q,k]
     rows = _half_wrong(right[:, 0], count)
     font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)

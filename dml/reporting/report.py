@@ -44,18 +44,28 @@ def write_report(
     learners = table.embeddings.shape[1]
     queries = table.take(parts.split.query)
     gallery = None if parts.split.gallery is None else table.take(parts.split.gallery)
-    drawn = {
-        "curves": figures.curves(read_metrics(folder / "metrics.jsonl")),
-        "similarities": figures.similarity_histograms(table),
-    }
+    records, open_image = read_metrics(folder / "metrics.jsonl"), parts.records.open_image
+    drawn = {"curves": figures.curves(records), "similarities": figures.similarity_histograms(table)}
+    images = {"gallery": figures.retrieval_gallery(queries, gallery, open_image, parts.split.cameras)}
     if learners > 1:
         drawn["learners"] = figures.learner_bars(metrics, learners)
+    if learners > 1 and parts.split.cameras is None:
+        images["easiest"] = figures.easiest_queries(queries, gallery, open_image)
+    if "first/2/recall@1" in metrics:
+        drawn["first"] = figures.first_learners(metrics)
     if attention is not None:
         drawn["attention"] = figures.attention_maps(*attention)
-    pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, "gallery")}
+    if (groups := parts.method.groups()) is not None:
+        rows_of = parts.data.train_rows
+        drawn["clusters"] = figures.clusters_over_steps(records)
+        images["cluster_images"] = figures.cluster_images(groups, rows_of, open_image)
+        if groups.embeddings is not None:
+            drawn["negatives"] = figures.negative_distances(groups, parts.records.labels[rows_of])
+    pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, *images)}
     for name, figure in drawn.items():
         figure.savefig(pictures[name])
-    figures.retrieval_gallery(queries, gallery, parts.records.open_image).save(pictures["gallery"])
+    for name, image in images.items():
+        image.save(pictures[name])
     replace_file(folder / "report.html", _html(parts.records.name, config, metrics, learners, pictures))
     return pictures
 

@@ -1,10 +1,11 @@
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from dml.data.samplers import MPerClass, Pairs, Sampler, Uniform
+from dml.data.samplers import Clusters, MPerClass, Pairs, Sampler, Uniform
 from dml.errors import UserError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat([3, 5, 8, 9, 11, 40], 10))  # 60 images, 6 classes
@@ -147,3 +148,92 @@ def test_what_cannot_be_drawn_is_told() -> None:
     sampler.world_size = 5
     with pytest.raises(UserError, match="batch_size=12 does not divide by the 5 devices"):
         iter(sampler)
+
+
+CLUSTERS = np.where(LABELS < 10, LABELS % 2, 2)  # class 8 | classes 3, 5 and 9 | classes 11 and 40
+RULES = [lambda: MPerClass(LABELS, 12, 5, m=3), lambda: Uniform(LABELS, 12, 5)]
+
+
+def clustered(rule: Sampler, learner: np.ndarray = CLUSTERS, period: int = 10, whole_from: int = 30) -> Clusters:
+    sampler = Clusters(rule, period, whole_from)
+    sampler.regroup(learner)
+    return sampler
+
+
+def drawn(sampler: Clusters, start: int = 0) -> np.ndarray:
+    """What a period, or what is left of it, draws."""
+    sampler.start_step = start
+    return np.array([[place[0] for place in batch] for batch in islice(iter(sampler), 1000)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_batch_is_of_one_cluster_and_clusters_are_drawn_uniformly(rule: Callable[[], Sampler]) -> None:
+    sampler = clustered(rule(), period=1000, whole_from=900)
+    batches = drawn(sampler)
+    assert len(batches) == 900  # ends where all images come
+    learners = CLUSTERS[batches]
+    assert (learners == learners[:, :1]).all()
+    counts = Counter(learners[:, 0].tolist())
+    assert set(counts) == {1, 2}  # 0 has a single class: no negatives
+    assert abs(counts[1] - 450) < 4 * np.sqrt(225)
+    assert set(batches.flatten().tolist()) == set(np.flatnonzero(CLUSTERS > 0).tolist())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_from_its_step_on_all_images_come_as_without_clusters(rule: Callable[[], Sampler]) -> None:
+    sampler, plain = clustered(rule()), rule()
+    sampler.start_step = 30
+    assert take(sampler, 12) == take(plain, 42)[30:]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_cluster_is_the_rule_itself_over_all_periods(rule: Callable[[], Sampler]) -> None:
+    sampler, plain = clustered(rule(), np.zeros(60, int)), rule()
+    ours = np.concatenate([drawn(sampler, start) for start in (0, 10, 20)])
+    np.testing.assert_array_equal(ours, [[place[0] for place in batch] for batch in take(plain, 30)])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_period_goes_on_from_anywhere_and_ends_with_itself(rule: Callable[[], Sampler]) -> None:
+    sampler = clustered(rule())
+    whole = drawn(sampler, 10)
+    assert len(whole) == 10
+    for start in (11, 14, 19):
+        np.testing.assert_array_equal(drawn(clustered(rule()), start), whole[start - 10 :])
+    assert not np.array_equal(drawn(sampler, 0), whole)
+    halves = []
+    for rank in range(2):
+        part = clustered(rule())
+        part.rank, part.world_size = rank, 2
+        halves.append(drawn(part, 10))
+    np.testing.assert_array_equal(np.concatenate(halves, axis=1), whole)
+
+
+def test_a_cluster_smaller_than_a_batch() -> None:
+    """Two classes, one of a single image: classes come again with further images, images only once all have come."""
+    labels = np.array([0, 0, 0, 0, 0, 0, 0, 1, *range(2, 14)])
+    learner = np.where(labels < 2, 0, 1)
+    for batch in drawn(clustered(MPerClass(labels, 12, 0, m=3), learner, period=40, whole_from=40)):
+        counts = Counter(batch.tolist())
+        if learner[batch[0]] == 0:
+            assert sum(counts[i] for i in range(7)) == 6  # half of the four places of three
+            assert max(counts[i] for i in range(7)) == 1
+            assert counts[7] == 6
+        else:  # classes of one image each
+            assert sorted(counts.values()) == [3, 3, 3, 3]
+    for batch in drawn(clustered(Uniform(labels, 12, 0), learner, period=40, whole_from=40)):
+        counts = Counter(batch.tolist())
+        assert len(counts) == (8 if learner[batch[0]] == 0 else 12)
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_empty_clusters_and_those_of_one_class_are_not_drawn() -> None:
+    learner = np.where(LABELS == 3, 0, 4)  # 1, 2 and 3 are empty
+    assert set(learner[drawn(clustered(MPerClass(LABELS, 12, 0, m=3), learner))].flatten().tolist()) == {4}
+    with pytest.raises(UserError, match=r"No cluster holds two classes: lower method\.K"):
+        clustered(MPerClass(LABELS, 12, 0, m=3), LABELS)
+
+
+def test_a_rule_that_does_not_draw_inside_clusters_is_told() -> None:
+    with pytest.raises(UserError, match="Pairs does not draw inside clusters: choose sampler=m_per_class or"):
+        clustered(Pairs(LABELS, 12, 0))

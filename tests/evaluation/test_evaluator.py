@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Table, score, self_cosines
+from dml.evaluation.evaluator import Retrieval, Table, correlation, score, self_cosines
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Conventional, RandomClassSplit
 
@@ -17,6 +17,10 @@ def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
     generator = torch.Generator().manual_seed(seed)
     embeddings = F.normalize(torch.randn(n, learners, 4, generator=generator), dim=-1)
     return Table(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
+
+
+def by_class(given: Table, *ks: int) -> Retrieval:
+    return lambda queries, _: evaluate(queries, given.labels, ks=ks, clustering=False)
 
 
 def test_together_is_the_concatenation_and_apart_each_learner() -> None:
@@ -41,6 +45,44 @@ def test_one_learner_is_the_whole() -> None:
     figures = score(table(learners=1), None, by_class(table(), 1), final=False)
     assert figures["learners/0/recall@1"] == figures["learners/mean/recall@1"] == figures["test/recall@1"]
     assert "learners/self_cosine" not in figures
+
+
+def test_correlation_is_a_loop() -> None:
+    given = table(learners=3).embeddings
+    given[:, 1, 2] = 0.5  # without variance
+    values = []
+    for p, q in ((0, 1), (0, 2), (1, 2)):
+        for a in range(4):
+            for b in range(4):
+                one, other = given[:, p, a].numpy(), given[:, q, b].numpy()
+                values.append(abs(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0)
+    assert correlation(given) == pytest.approx(np.mean(values), rel=1e-5)
+    copied = given[:, :1].expand(-1, 2, -1)
+    assert correlation(copied[:, :, :1]) == pytest.approx(1)
+
+
+def test_the_first_learners_together() -> None:
+    given = table(learners=3)
+    figures = score(given, None, by_class(given, 1, 3), final=True)
+    two = evaluate(given.embeddings[:, :2].flatten(1), given.labels, ks=(3,), clustering=False)
+    assert figures["first/2/recall@3"] == two["recall@3"]
+    assert figures["first/1/map@r"] == figures["learners/0/map@r"]
+    assert figures["first/3/map@r"] == figures["test/map@r"]
+    assert not any(name.startswith("first/4") for name in figures)
+    assert not any(name.startswith("first") for name in score(given, None, by_class(given, 1), final=False))
+
+
+def test_slices_of_a_single_learner() -> None:
+    given = table(learners=1)
+    figures = score(given, None, by_class(given, 1), slices=2, final=True)
+    alone = [evaluate(given.embeddings[:, 0, i : i + 2], given.labels, ks=(1,))["recall@1"] for i in (0, 2)]
+    assert [figures[f"slices/{i}/recall@1"] for i in range(2)] == alone
+    assert figures["slices/mean/recall@1"] == pytest.approx(np.mean(alone))
+    assert figures["slices/correlation"] == pytest.approx(correlation(given.embeddings.reshape(30, 2, 2)))
+    assert figures["first/2/recall@1"] == figures["test/recall@1"]
+    assert figures["learners/0/recall@1"] == figures["test/recall@1"]
+    with pytest.raises(UserError, match=r"protocol\.slices=3 does not divide the embedding's width 4"):
+        score(given, None, by_class(given, 1), slices=3, final=True)
 
 
 def test_self_cosines_are_a_loop() -> None:

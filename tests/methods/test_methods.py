@@ -58,7 +58,7 @@ def test_loss_parameters_move(method_of: MethodOf) -> None:
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("baseline",)])
 def test_width_that_learners_cannot_share(method_of: MethodOf, name: str) -> None:
-    learners = "N" if name == "diablo" else "M"
+    learners = {"diablo": "N", "dces": "K"}.get(name, "M")
     with pytest.raises(UserError, match=r"head\.dim=24 .* 5 learners .* for example head\.dim=25"):
         method_of(f"method={name}", f"method.{learners}=5")
     with pytest.raises(UserError, match=rf"method\.{learners}=0 has to be a whole number"):

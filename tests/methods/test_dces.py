@@ -1,0 +1,433 @@
+"""DCES: matching, who is trained when, what is clustered, and that K = 1 is the baseline."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig
+from pytorch_lightning.callbacks import Callback
+from torch.nn import functional as F
+
+from dml import train
+from dml.build import load
+from dml.data.samplers import Clusters
+from dml.errors import UserError
+from dml.evaluation import clustering
+from dml.evaluation.clustering import kmeans
+from dml.folder import RunFolder
+from dml.loggers import read_metrics
+from dml.methods.base import Method
+from dml.methods.dces import DCES, match_clusters
+from tests.conftest import TINY
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# 72 training images of 12 classes, epochs of 4 steps, clusterings every 4.
+SMALL = [*TINY, "method=dces", "method.K=2", "method.T=1", "protocol.every=100", "protocol.clustering=false"]
+SMALL += ["trainer.max_steps=14", "method.full_embedding_from=0.7", "method.finetune_from=0.85"]  # steps 10 and 12
+Configure = Callable[..., DictConfig]
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take longer than these trainings."""
+    monkeypatch.setattr(train, "write_report", lambda *_: {})
+
+
+class Watch(Callback):
+    """What each iteration saw and changed."""
+
+    def __init__(self) -> None:
+        self.active: list[int | None] = []
+        self.rows: list[np.ndarray] = []
+        self.clusters: list[np.ndarray] = []
+        self.gradients: list[dict[str, float]] = []
+        self.changed: list[set[str]] = []
+        self.rates: list[float] = []
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self.before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+        self.rows.append(batch["index"].numpy())
+        self.clusters.append(module.clusters.copy())
+
+    def on_after_backward(self, trainer: pl.Trainer, module: Any) -> None:
+        self.active.append(module.active)
+        self.gradients.append(
+            {name: 0.0 if p.grad is None else float(p.grad.abs().sum()) for name, p in module.named_parameters()}
+        )
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        self.changed.append({name for name, p in module.named_parameters() if not torch.equal(p, self.before[name])})
+
+
+def fit(config: DictConfig, *callbacks: Callback) -> tuple[DCES, Path]:
+    folder = RunFolder(Path(config.paths.output_dir))
+    parts, trainer = train.prepare(config, folder)
+    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before what happens between steps
+    folder.open(config, [])
+    train._fit(config, folder, parts, trainer)
+    assert isinstance(parts.method, DCES)
+    return parts.method, folder.path
+
+
+# Matching.
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_permuted_clusters_stay_with_their_learners(k: int) -> None:
+    rng = np.random.default_rng(k)
+    for _ in range(50):
+        previous = rng.choice(k, 200, p=rng.dirichlet(np.ones(k)))
+        current = rng.permutation(k)[previous]
+        np.testing.assert_array_equal(match_clusters(previous, current, k), previous)
+
+
+def test_the_matching_has_the_largest_total_overlap() -> None:
+    """Against all permutations and sets."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        previous, current = rng.integers(0, 4, (2, 30))
+
+        def total(clusters: np.ndarray, previous: np.ndarray = previous) -> float:
+            overlap = 0.0
+            for k in range(4):
+                old, new = set(np.flatnonzero(previous == k)), set(np.flatnonzero(clusters == k))
+                overlap += len(old & new) / len(old | new) if old | new else 0.0
+            return overlap
+
+        best = max(total(np.array(p)[current]) for p in itertools.permutations(range(4)))
+        matched = match_clusters(previous, current, 4)
+        assert matched.dtype == np.int64
+        assert total(matched) == pytest.approx(best)
+        # the same partition under other names
+        assert {frozenset(np.flatnonzero(matched == k)) for k in range(4)} == {
+            frozenset(np.flatnonzero(current == k)) for k in range(4)
+        }
+
+
+def test_overlap_is_over_union_not_in_images() -> None:
+    """The large new cluster has 6 images of each old one: by intersection it could go to either."""
+    previous = np.repeat([0, 1], [6, 30])
+    current = np.repeat([0, 1], [30, 6])  # 24 of the old cluster 1 and all of 0 | the last 6
+    np.testing.assert_array_equal(match_clusters(previous, current, 2), 1 - current)
+
+
+def test_empty_clusters_are_matched_too() -> None:
+    np.testing.assert_array_equal(match_clusters(np.array([0, 0, 2]), np.array([1, 1, 1]), 3), [0, 0, 0])
+    np.testing.assert_array_equal(match_clusters(np.array([1, 1, 1]), np.array([0, 0, 2]), 3)[:2], [1, 1])
+
+
+def test_clusters_that_are_none() -> None:
+    with pytest.raises(UserError, match="Clusters 0 to 3 where 0 to 2 can be"):
+        match_clusters(np.array([0, 3]), np.array([0, 1]), 3)
+    with pytest.raises(UserError, match="give one number an image"):
+        match_clusters(np.array([0, 1, 2]), np.array([0, 1]), 3)
+
+
+# The network.
+
+
+def test_learners_are_slices_of_one_linear_layer(method_of: Callable[..., Method]) -> None:
+    one = method_of("method=baseline", "loss=margin").eval()
+    four = method_of("method=dces", "method.K=4").eval()
+    layer = one.head.projection  # type: ignore[union-attr]
+    four.backbone.load_state_dict(one.backbone.state_dict())  # type: ignore[union-attr]
+    weights = torch.cat([part.weight for part in four.slices])  # type: ignore[union-attr, misc]
+    assert weights.shape == layer.weight.shape
+    for part, weight, bias in zip(four.slices, layer.weight.chunk(4), layer.bias.chunk(4), strict=True):  # type: ignore[arg-type]
+        part.load_state_dict({"weight": weight, "bias": bias})
+    images = torch.rand(3, 3, 32, 32)
+    whole = one.learners(one.normalize(images))[:, 0]
+    torch.testing.assert_close(four.learners(four.normalize(images)).flatten(1), whole)
+    sizes = [
+        sum(p.numel() for p in m.parameters()) - sum(p.numel() for p in m.losses.parameters()) for m in (one, four)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.usefixtures("no_report")
+def test_one_learner_is_the_baseline_step_for_step(configure: Configure, tmp_path: Path) -> None:
+    places = {name: f"paths.output_dir={tmp_path / name}" for name in ("baseline", "dces")}
+    adam = ["method.optimizer._target_=torch.optim.Adam", "method.optimizer.weight_decay=0"]
+    options = [*TINY, "loss=margin", "protocol.clustering=false", "trainer.max_steps=14"]
+    train.run(configure(*options, "method=baseline", *adam, places["baseline"]), [])
+    train.run(configure(*options, "method=dces", "method.K=1", "method.T=1", places["dces"]), [])
+    one, other = (read_metrics(tmp_path / name / "metrics.jsonl") for name in places)
+    other = [{name: value for name, value in record.items() if "clusters" not in name} for record in other]
+    assert [record for record in other if len(record) > 1] == one
+    states = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for name in places
+    ]
+    theirs = [value for value in states[0].values() if isinstance(value, torch.Tensor)]
+    ours = [value for value in states[1].values() if isinstance(value, torch.Tensor)]
+    assert len(ours) == len(theirs)
+    assert sorted(float(t.double().sum()) for t in ours) == sorted(float(t.double().sum()) for t in theirs)
+
+
+# An iteration.
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("optimizer", ["torch.optim.Adam", "torch.optim.AdamW"])
+def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Configure, optimizer: str) -> None:
+    """Gradients of the other slices are zero, and momentum and decay move nothing of them either."""
+    watch = Watch()
+    target = f"method.optimizer._target_={optimizer}"
+    add = "+method.optimizer.weight_decay=0.1"
+    method, _ = fit(configure(*SMALL, target, add, "method.finetune_lr_factor=0.5"), watch)
+    assert set(watch.active[:10]) == {0, 1}
+    assert watch.active[10:] == [None] * 4
+    for step, active in enumerate(watch.active):
+        touched = {name for name, size in watch.gradients[step].items() if size > 0}
+        of_slices = {name for name in touched if name.startswith("slices")}
+        moved = {name for name in watch.changed[step] if name.startswith(("slices", "losses"))}
+        if active is None:
+            assert of_slices == {f"slices.{k}.{part}" for k in range(2) for part in ("weight", "bias")}
+            assert {name.split(".")[1] for name in moved if name.startswith("losses")} <= {"2"}
+        else:
+            clusters = watch.clusters[step][np.searchsorted(method.rows.numpy(), watch.rows[step])]
+            assert set(clusters.tolist()) == {active}  # the batch is of this learner's cluster
+            assert of_slices == {f"slices.{active}.{part}" for part in ("weight", "bias")}
+            assert {name.split(".")[1] for name in moved} == {str(active)}
+        assert any(name.startswith("backbone") for name in watch.changed[step])
+    assert any("losses.0" in name for changed in watch.changed for name in changed)  # beta is trained
+    # From finetune_from on images come from all clusters, at a rate of its own.
+    assert any(
+        len(set(method.clusters[np.searchsorted(method.rows.numpy(), rows)].tolist())) == 2 for rows in watch.rows[12:]
+    )
+    assert watch.rates == [pytest.approx(1e-3)] * 12 + [pytest.approx(5e-4)] * 2
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("loss", ["triplet", "proxy_nca sampler=uniform", "multi_similarity", "xbm"])
+def test_any_loss_trains_learners_and_the_merged_embedding(configure: Configure, loss: str) -> None:
+    watch = Watch()
+    options = [f"loss={loss.split()[0]}", *loss.split()[1:], "trainer.max_steps=8"]
+    if loss == "xbm":
+        options.append("loss.loss.memory_size=32")
+    fit(configure(*SMALL, *options), watch)
+    moved = {name.split(".")[1] for changed in watch.changed for name in changed if name.startswith("losses")}
+    assert moved == ({"0", "1", "2"} if "proxy" in loss else set())
+
+
+def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method]) -> None:
+    proxies = method_of("method=dces", "method.K=3", "loss=proxy_nca")
+    proxies._merge_losses()  # type: ignore[operator]
+    *learners, full = (loss.loss.proxies for loss in proxies.losses)  # type: ignore[union-attr]
+    assert full.shape == (5, 24)
+    torch.testing.assert_close(full, torch.cat([F.normalize(p) for p in learners], dim=1))
+    betas = method_of("method=dces", "method.K=3")
+    with torch.no_grad():
+        for k, loss in enumerate(betas.losses):
+            loss.loss.beta.fill_(1.0 + k)  # type: ignore[union-attr]
+    betas._merge_losses()  # type: ignore[operator]
+    torch.testing.assert_close(betas.losses[3].loss.beta, torch.full((5,), 2.0))  # type: ignore[union-attr]
+
+
+def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Method]) -> None:
+    method = method_of("method=dces", "method.K=4", "loss=abe_contrastive")
+    embeddings = F.normalize(torch.randn(6, 4, 6), dim=-1)
+    labels = torch.arange(6) // 2
+    value = method.objective(embeddings, labels)["metric"]
+    torch.testing.assert_close(value, method.losses[4](F.normalize(embeddings.flatten(1)), labels))
+
+
+# Clustering.
+
+
+@pytest.mark.usefixtures("no_report")
+def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What K-means is given is the concatenated embedding of the training images, without augmentation."""
+    given: list[np.ndarray] = []
+
+    def record(points: np.ndarray, k: int, *, seed: int) -> np.ndarray:
+        given.append(points)
+        return kmeans(points, k, seed=seed)
+
+    monkeypatch.setattr("dml.methods.dces.kmeans", record)
+    config = configure(*SMALL, "trainer.max_steps=4", "method.finetune_from=1", "method.full_embedding_from=1")
+    parts, trainer = train.prepare(config, folder := RunFolder(Path(config.paths.output_dir)))
+    parts.method.eval()
+    images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
+    with torch.inference_mode():
+        expected = parts.method.embed(images).flatten(1)
+    parts.method.train()
+    folder.open(config, [])
+    train._fit(config, folder, parts, trainer)
+    assert len(given) == 1  # before step 0; nothing at the end
+    torch.testing.assert_close(torch.as_tensor(given[0]), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_the_released_space_is_that_of_normalised_features(configure: Configure) -> None:
+    config = configure(*SMALL, "trainer.max_steps=4", "method.space=features", "method.lr=1e-12")
+    method, _ = fit(config)
+    parts, _ = train.prepare(config, RunFolder(Path("unused")))
+    images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
+    start = parts.method.eval()
+    with torch.inference_mode():
+        features = start.pooling(start.backbone(start.normalize(images))).flatten(1)  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(method.memory, F.normalize(features), rtol=1e-3, atol=1e-4)
+    assert method.memory is not None
+    assert method.memory.shape[1] != config.head.dim
+
+
+@pytest.mark.usefixtures("no_report")
+def test_running_assignments_take_what_training_saw_last(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, seen = [], {}
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        passes.append(arguments[2])
+        return embed_rows(*arguments, **options)
+
+    embed_rows = train.embed_rows
+    monkeypatch.setattr("dml.methods.dces.embed_rows", count)
+
+    class Seen(Callback):
+        def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
+            seen.update(zip(module.batch_at.tolist(), module.memory[module.batch_at].clone(), strict=True))
+
+    objective = DCES.objective
+    last: dict[int, torch.Tensor] = {}
+
+    def spy(self: DCES, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        assert self.batch_at is not None
+        last.update(zip(self.batch_at.tolist(), embeddings.detach().flatten(1).clone(), strict=True))
+        return objective(self, embeddings, labels)
+
+    monkeypatch.setattr(DCES, "objective", spy)
+    method, _ = fit(configure(*SMALL, "method.assignments_from=running"), Seen())
+    assert passes == ["clustering at step 0"]
+    assert method.memory is not None
+    assert len(last) > 40
+    for at, embedding in last.items():
+        assert torch.equal(method.memory[at], embedding)
+
+
+def grouping(config: DictConfig) -> list[list[int]]:
+    """The learner of each training image at two clusterings."""
+    method = train.prepare(config, RunFolder(Path("unused")))[0].method
+    assert isinstance(method, DCES)
+    return [method._group(step).tolist() for step in (0, 4)]
+
+
+def test_groupings_of_table_6(configure: Configure) -> None:
+    by_label = grouping(configure(*SMALL, "method.K=4", "head.dim=16", "method.grouping=labels"))
+    assert by_label == [np.repeat(np.arange(4), 18).tolist()] * 2  # 12 classes of 6, in order
+    one, again, other = (grouping(configure(*SMALL, "method.grouping=random", f"seed={s}")) for s in (1, 1, 2))
+    assert np.bincount(one[0]).tolist() == [36, 36]
+    assert one[0] == one[1] == again[0]  # fixed, whatever the step
+    assert one[0] != other[0]
+
+
+@pytest.mark.usefixtures("no_report")
+def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: Configure) -> None:
+    watch = Watch()
+    method, folder = fit(configure(*SMALL, "method.split_embedding=false"), watch)
+    assert watch.active == [None] * 14
+    assert method.embed(torch.rand(2, 3, 32, 32)).shape == (2, 1, 16)
+    for step in range(12):
+        clusters = watch.clusters[step][np.searchsorted(method.rows.numpy(), watch.rows[step])]
+        assert len(set(clusters.tolist())) == 1
+    assert load(str(folder / "checkpoints" / "last.ckpt")).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
+
+
+def test_what_is_logged_and_drawn(configure: Configure) -> None:
+    method, folder = fit(configure(*SMALL))
+    grouped = [record for record in read_metrics(folder / "metrics.jsonl") if "clusters/0/images" in record]
+    assert [record["step"] for record in grouped] == [0, 4, 8]
+    for record in grouped:
+        assert record["clusters/0/images"] + record["clusters/1/images"] == 72
+    assert "clusters/iou" not in grouped[0]
+    last = grouped[2]
+    assert last["clusters/iou"] == pytest.approx((last["clusters/0/iou"] + last["clusters/1/iou"]) / 2)
+    assert last["clusters/0/images"] == (method.clusters == 0).sum()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert 0 < metrics["run/seconds_between_steps"] < metrics["run/seconds"]
+    assert {f"first/{m}/recall@1" for m in (1, 2)} | {"learners/correlation"} <= metrics.keys()
+    drawn = {path.stem for path in (folder / "figures").glob("*.png")}
+    assert {"clusters", "cluster_images", "negatives", "first", "easiest", "learners"} <= drawn
+    page = (folder / "report.html").read_text()
+    assert all(f'alt="{caption}' in page for caption in ("Training images of each", "Distances of negative", "Queries"))
+
+
+# Going on, and mistakes.
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("options", [["method.assignments_from=running"], ["loss=proxy_nca", "sampler=uniform"]])
+def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    """Stopped at steps of each phase; at 5 and 9 the last checkpoint is inside a period, at 8 on its border."""
+    options = [*SMALL, *options, "trainer.checkpoint_every=1", "method.finetune_lr_factor=0.5"]
+    whole = configure(*options, f"paths.output_dir={tmp_path / 'whole'}")
+    broken = configure(*options, f"paths.output_dir={tmp_path / 'broken'}")
+    train.run(whole, [])
+    step = DCES.training_step
+    stops = [5, 8, 9, 11, 13]
+
+    def stopping(self: DCES, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if stops and self.global_step == stops[0]:
+            stops.pop(0)
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DCES, "training_step", stopping)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="power cut"):
+            train.run(broken, [])
+    train.run(broken, [])
+    one, other = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "broken"))
+    assert one == other
+    one, other = (
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("whole", "broken")
+    )
+    for name, value in one["state_dict"].items():
+        assert not isinstance(value, torch.Tensor) or torch.equal(value, other["state_dict"][name]), name
+    assert torch.equal(one["dces"]["clusters"], other["dces"]["clusters"])
+    assert torch.equal(one["dces"]["memory"], other["dces"]["memory"])
+
+
+def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method]) -> None:
+    for options, sentence in (
+        (["method.K=5"], r"head\.dim=24 is the width of all 5 learners"),
+        (["method.T=0"], r"method\.T=0 has to be a whole number between 1 and"),
+        (["method.T=1.5"], r"method\.T=1\.5 has to be a whole number"),
+        (["method.grouping=kmean"], r"method\.grouping=kmean is unknown: choose kmeans, random or labels"),
+        (["method.space=pixels"], r"method\.space=pixels is unknown: choose embedding or features"),
+        (["method.match=dice"], r"method\.match=dice is unknown: choose iou or none"),
+        (["method.finetune_from=1.5"], r"finetune_from=1\.5 are shares of the training, 0 to 1"),
+        (["method.finetune_from=0.5"], r"full_embedding_from=0\.9 and .* the first not after the second"),
+        (["method.finetune_lr_factor=0"], r"method\.finetune_lr_factor=0 has to be a positive number"),
+        (["method.assignments_from=running", "method.space=features"], r"running keeps embeddings"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            method_of("method=dces", *options)
+    with pytest.raises(UserError, match=r"method\.K=80 is more than the 72 training images"):
+        train.prepare(configure(*SMALL, "method.K=80", "head.dim=80"), RunFolder(Path("unused")))
+    with pytest.raises(UserError, match="Pairs does not draw inside clusters"):
+        train.prepare(configure(*SMALL, "sampler=abe_pairs", "sampler.batch_size=16"), RunFolder(Path("unused")))
+
+
+def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(UserError, match=r"faiss, which is not installed: install dml\[cpu\] or dml\[gpu\]"):
+        train.prepare(configure(*SMALL), RunFolder(Path("unused")))
+    train.prepare(configure(*SMALL, "method.grouping=random"), RunFolder(Path("unused")))  # needs none
+    assert clustering.need_faiss is not None
+
+
+def test_fine_tuning_alone(configure: Configure) -> None:
+    """Both shares 0: the slices are trained together from the start, on all images, and nothing is clustered."""
+    method, folder = fit(configure(*SMALL, "method.full_embedding_from=0", "method.finetune_from=0"))
+    assert method.clusters is None
+    assert isinstance(method.sampler, Clusters)
+    assert (folder / "report.html").exists()
