@@ -1,6 +1,7 @@
 """From a composed configuration to built objects: the only place that instantiates."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
-from dml.errors import UserError, whole_number
+from dml.errors import UserError, not_negative, whole_number
 from dml.evaluation.protocol import Conventional, Split
 from dml.losses import Loss
 from dml.methods.base import Method
@@ -61,6 +62,7 @@ def build(config: DictConfig) -> Parts:
     """
     _check_complete(config)
     check_numbers(config)
+    not_negative("trainer.image_cache", config.trainer.image_cache)
     _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
@@ -110,6 +112,7 @@ def _check_pairs(config: DictConfig) -> None:
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
+    gigabytes = config.trainer.image_cache
     train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
     return DataModule(
         records,
@@ -122,6 +125,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         seed=config.seed,
         num_workers=config.trainer.num_workers,
         eval_batch_size=eval_batch_size,
+        cache=(Path(config.paths.cache_dir), gigabytes * 1e9) if gigabytes else None,
     )
 
 

@@ -74,7 +74,7 @@ def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
 
 def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
     """Raises UserError where Lightning refuses an option."""
-    ours = ("log_every", "checkpoint_every", "num_workers")
+    ours = ("log_every", "checkpoint_every", "num_workers", "image_cache")
     options = {name: value for name, value in config.trainer.items() if name not in ours}
     try:
         return pl.Trainer(

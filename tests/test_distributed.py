@@ -74,18 +74,20 @@ def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Call
 
 
 @pytest.mark.parametrize(
-    "protocol",
+    "options",
     [
-        # The second does all that the first does.
-        pytest.param(["protocol=conventional"], marks=pytest.mark.slow, id="conventional"),
-        pytest.param(["protocol=random_class_split", "protocol.split=1", "protocol.every=2"], id="validation"),
+        pytest.param(["method=abe", "protocol=conventional"], marks=pytest.mark.slow, id="abe"),
+        pytest.param(
+            ["method=dces", "method.T=1", "protocol=random_class_split", "protocol.split=1", "protocol.every=2"],
+            id="dces",
+        ),
     ],
 )
 def test_a_run_on_two_processes_is_the_run_on_one(
-    configure: Callable[..., DictConfig], tmp_path: Path, protocol: list[str]
+    configure: Callable[..., DictConfig], tmp_path: Path, options: list[str]
 ) -> None:
-    """The command line, Lightning's launcher and gloo: losses and figures of both runs agree."""
-    options = [*TINY, "method=abe", "backbone.freeze_bn=statistics", *protocol, "trainer.num_workers=0"]
+    """The command line, Lightning's launcher and gloo: losses, figures and clusters of both runs agree."""
+    options = [*TINY, *options, "backbone.freeze_bn=statistics", "trainer.num_workers=0"]
     options += ["protocol.clustering=false", f"paths.cache_dir={tmp_path}"]
     alone, together = tmp_path / "alone", tmp_path / "together"
     run(configure(*options, f"paths.output_dir={alone}"), options)
@@ -95,5 +97,11 @@ def test_a_run_on_two_processes_is_the_run_on_one(
         assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
     metrics = json.loads((together / "metrics.json").read_text())
     assert metrics["test/queries"] == 72  # each image once
-    if "best_on_validation/step" in metrics:
+    if "method=dces" in options:
         assert metrics["best_on_validation/step"] < 10  # so that another checkpoint than the last one is tested
+        one, other = (
+            torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["dces"] for folder in (alone, together)
+        )
+        assert torch.equal(one["clusters"], other["clusters"])
+        assert len(one["clusters"].unique()) == 4
+        torch.testing.assert_close(one["memory"], other["memory"], rtol=1e-3, atol=1e-4)

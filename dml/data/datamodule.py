@@ -5,6 +5,7 @@ of the records.
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dml.data.cache import ImageCache
 from dml.data.records import Records
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
@@ -40,16 +42,24 @@ class _TrainSet(Dataset[Item]):
 class _EvalSet(Dataset[Item]):
     """Items by place in `rows`."""
 
-    def __init__(self, records: Records, rows: np.ndarray, transform: Transform) -> None:
-        self.records, self.rows, self.transform = records, rows, transform
+    def __init__(self, records: Records, rows: np.ndarray, transform: Transform, cache: ImageCache | None) -> None:
+        self.records, self.rows, self.transform, self.cache = records, rows, transform, cache
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, at: int) -> Item:
         row = int(self.rows[at])
+        return {"image": self._image(row), "label": int(self.records.labels[row]), "index": row}
+
+    def _image(self, row: int) -> Tensor:
+        kept = self.cache.get(row) if self.cache else None
+        if kept is not None:
+            return kept
         image = self.transform(self.records.image(row))
-        return {"image": image, "label": int(self.records.labels[row]), "index": row}
+        if self.cache:
+            self.cache.put(row, image)
+        return image
 
 
 class _Stream(DataLoader[Item]):
@@ -96,6 +106,7 @@ class DataModule(LightningDataModule):
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process.
         eval_batch_size: on each rank.
+        cache: folder and bytes for images as evaluation sees them (`dml.data.cache`); None: they are made each time.
 
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
@@ -114,12 +125,15 @@ class DataModule(LightningDataModule):
         seed: int,
         num_workers: int,
         eval_batch_size: int,
+        cache: tuple[Path, float] | None = None,
     ) -> None:
         super().__init__()
         assert len(sampler.labels) == len(train_rows)
         self.records, self.sampler, self.test_transform = records, sampler, test_transform
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self.num_workers, self.eval_batch_size = num_workers, eval_batch_size
+        self._cache_in = cache
+        self._cache: ImageCache | None = None
         classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
         self._train_set = _TrainSet(records, train_rows, labels, train_transform, seed)
@@ -165,8 +179,11 @@ class DataModule(LightningDataModule):
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
         rank, world_size = self._ranks()
+        if self._cache_in and not self._cache:
+            folder, limit = self._cache_in
+            self._cache = ImageCache(folder, self.test_image(rows[0]).shape, limit)  # before workers are forked
         return DataLoader(
-            _EvalSet(self.records, np.asarray(rows)[rank::world_size], self.test_transform),
+            _EvalSet(self.records, np.asarray(rows)[rank::world_size], self.test_transform, self._cache),
             batch_size=self.eval_batch_size,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
