@@ -18,8 +18,8 @@ install: .venv/installed  ## make .venv and install dml into it (faiss for the G
 run: install  ## train the default configuration and say where the report lies; ARGS="..." are options of another run
 	$(BIN)/python -m dml.run $(if $(ARGS),$(ARGS),paths.output_dir=runs/default)
 
-test: install  ## run the tests; ARGS="-m slow" or ARGS="-k abe" chooses others
-	$(BIN)/python -m pytest $(ARGS)
+test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k abe" chooses others
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

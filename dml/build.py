@@ -1,5 +1,6 @@
 """From a composed configuration to built objects: the only place that instantiates."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
+from dml.data.cache import ImageCache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
@@ -62,7 +64,7 @@ def build(config: DictConfig) -> Parts:
     """
     _check_complete(config)
     check_numbers(config)
-    not_negative("trainer.image_cache", config.trainer.image_cache)
+    _check_sizes(config)
     _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
@@ -93,6 +95,7 @@ def check_numbers(config: DictConfig) -> None:
         "head.dim": 1,
         "sampler.batch_size": 1,
         "sampler.m": 1,
+        "protocol.slices": 1,
         "trainer.max_steps": 1,
         "trainer.log_every": 1,
         "trainer.checkpoint_every": 1,
@@ -111,8 +114,20 @@ def _check_pairs(config: DictConfig) -> None:
         raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
 
 
+def _check_sizes(config: DictConfig) -> None:
+    """Raises UserError for slices that do not fit the embedding, or a cache of no size."""
+    if config.head.dim % config.protocol.slices:
+        raise UserError(f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}.")
+    not_negative("trainer.image_cache", config.trainer.image_cache)
+    if math.isinf(config.trainer.image_cache):
+        raise UserError("trainer.image_cache is a number of GB: give one, or 0 for no cache.")
+
+
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
-    gigabytes = config.trainer.image_cache
+    test_transform, cache = make(config.transform.test), None
+    if config.trainer.image_cache:
+        shape = test_transform(records.image(int(split.query[0]))).shape
+        cache = ImageCache(Path(config.paths.cache_dir), shape, config.trainer.image_cache * 1e9)
     train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
     return DataModule(
         records,
@@ -121,11 +136,11 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         split.gallery,
         make(config.sampler, labels=train_labels, seed=config.seed),
         make(config.transform.train),
-        make(config.transform.test),
+        test_transform,
         seed=config.seed,
         num_workers=config.trainer.num_workers,
         eval_batch_size=eval_batch_size,
-        cache=(Path(config.paths.cache_dir), gigabytes * 1e9) if gigabytes else None,
+        cache=cache,
     )
 
 

@@ -73,7 +73,12 @@ def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
 
 
 def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
-    """Raises UserError where Lightning refuses an option."""
+    """Raises UserError where Lightning refuses an option, or we do."""
+    if config.trainer.get("accumulate_grad_batches", 1) != 1:
+        raise UserError(
+            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
+            "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
+        )
     ours = ("log_every", "checkpoint_every", "num_workers", "image_cache")
     options = {name: value for name, value in config.trainer.items() if name not in ours}
     try:

@@ -14,7 +14,7 @@ from dml.loggers import read_metrics
 from tests.conftest import TINY
 
 LONGER = [*TINY, "trainer.max_steps=24", "trainer.checkpoint_every=4", "protocol.every=8", "trainer.num_workers=2"]
-CLOCK = ("run/seconds", "run/images_per_second")
+CLOCK = ("run/seconds", "run/seconds_between_steps", "run/images_per_second")
 
 
 def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:

@@ -130,11 +130,11 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
 
 def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
     page = (abe_folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 5
+    assert page.count("data:image/png;base64,") == 7
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []  # nothing outside the file
     metrics = json.loads((abe_folder / "metrics.json").read_text())
     assert f"{metrics['test/recall@1']:.4f}" in page
-    for name in ("curves", "gallery", "learners", "similarities", "attention"):
+    for name in ("curves", "gallery", "learners", "similarities", "attention", "first", "easiest"):
         with Image.open(abe_folder / "figures" / f"{name}.png") as picture:
             assert min(picture.size) > 300
 

@@ -5,7 +5,6 @@ of the records.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,9 +67,9 @@ class _Stream(DataLoader[Item]):
     It has a length, so that Lightning does not fetch a batch ahead of the training step.
     """
 
-    def __init__(self, train_set: _TrainSet, sampler: Sampler, steps: int, **options: Any) -> None:
+    def __init__(self, train_set: _TrainSet, sampler: Sampler, start: int, steps: int, **options: Any) -> None:
         super().__init__(train_set, batch_sampler=sampler, **options)
-        self._steps = steps
+        self._start, self._steps = start, steps
 
     def __len__(self) -> int:
         return self._steps
@@ -84,11 +83,12 @@ class _Stream(DataLoader[Item]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         assert isinstance(self.batch_sampler, Sampler)
+        step = self._start
         while True:
-            served = 0
-            for served, batch in enumerate(super().__iter__(), 1):  # noqa: B007
+            self.batch_sampler.start_step = step
+            for batch in super().__iter__():
+                step += 1
                 yield batch
-            self.batch_sampler.start_step += served
 
 
 class DataModule(LightningDataModule):
@@ -106,7 +106,7 @@ class DataModule(LightningDataModule):
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process.
         eval_batch_size: on each rank.
-        cache: folder and bytes for images as evaluation sees them (`dml.data.cache`); None: they are made each time.
+        cache: for images as evaluation sees them; None: they are made each time.
 
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
@@ -125,15 +125,14 @@ class DataModule(LightningDataModule):
         seed: int,
         num_workers: int,
         eval_batch_size: int,
-        cache: tuple[Path, float] | None = None,
+        cache: ImageCache | None = None,
     ) -> None:
         super().__init__()
         assert len(sampler.labels) == len(train_rows)
         self.records, self.sampler, self.test_transform = records, sampler, test_transform
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self.num_workers, self.eval_batch_size = num_workers, eval_batch_size
-        self._cache_in = cache
-        self._cache: ImageCache | None = None
+        self.cache = cache
         classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
         self._train_set = _TrainSet(records, train_rows, labels, train_transform, seed)
@@ -162,11 +161,11 @@ class DataModule(LightningDataModule):
         """
         self.sampler.rank, self.sampler.world_size = self._ranks()
         repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
-        self.sampler.start_step = self.trainer.global_step if self.trainer and not repeats else 0
         return _Stream(
             self._train_set,
             self.sampler,
-            self.trainer.max_steps if self.trainer else 0,
+            start=self.trainer.global_step if self.trainer and not repeats else 0,
+            steps=self.trainer.max_steps if self.trainer else 0,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
@@ -179,11 +178,11 @@ class DataModule(LightningDataModule):
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
         rank, world_size = self._ranks()
-        if self._cache_in and not self._cache:
-            folder, limit = self._cache_in
-            self._cache = ImageCache(folder, self.test_image(rows[0]).shape, limit)  # before workers are forked
+        share = np.asarray(rows)[rank::world_size]
+        if self.cache:
+            self.cache.reserve(share)  # before workers are forked
         return DataLoader(
-            _EvalSet(self.records, np.asarray(rows)[rank::world_size], self.test_transform, self._cache),
+            _EvalSet(self.records, share, self.test_transform, self.cache),
             batch_size=self.eval_batch_size,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),

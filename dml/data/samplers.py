@@ -234,7 +234,7 @@ class Clusters(Sampler):
     def __init__(self, sampler: Sampler, period: int, whole_from: int) -> None:
         super().__init__(sampler.labels, sampler.batch_size, sampler.seed)
         self.rule, self.period, self.whole_from = sampler, period, whole_from
-        self.learner: np.ndarray | None = None
+        self.clusters: list[tuple[np.ndarray, Sampler]] = []  # those that are drawn
 
     def regroup(self, learner: np.ndarray) -> None:
         """From now on the clusters are these: the learner `[N]`, 0..K-1, of each image.
@@ -242,12 +242,11 @@ class Clusters(Sampler):
         Raises:
             UserError: no cluster has two classes, or a rule that does not work inside clusters.
         """
-        self.learner = learner
-        self.members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
-        self.drawn = [k for k, images in enumerate(self.members) if len(np.unique(self.labels[images])) > 1]
-        self.within_cluster = {k: self.rule.within(self.members[k]) for k in self.drawn}
-        if not self.drawn:
+        members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
+        drawn = [images for images in members if len(np.unique(self.labels[images])) > 1]
+        if not drawn:
             raise UserError("No cluster holds two classes: lower method.K.")
+        self.clusters = [(images, self.rule.within(images)) for images in drawn]
 
     def batches(self, start: int) -> Iterator[np.ndarray]:
         if start >= self.whole_from:
@@ -256,12 +255,11 @@ class Clusters(Sampler):
 
     def _clustered(self, start: int) -> Iterator[np.ndarray]:
         """To the end of the period."""
-        assert self.learner is not None, "regroup comes first"
         since = start - start % self.period
-        choice = np.random.default_rng([self.seed, since, 1]).integers(len(self.drawn), size=self.period)
-        seen, coming = np.split(choice, [start - since])
+        length = min(self.period, self.whole_from - since)
+        choice = np.random.default_rng([self.seed, since, 1]).integers(len(self.clusters), size=length)
+        seen = np.bincount(choice[: start - since], minlength=len(self.clusters))
         # Each cluster's stream starts at the period's first step: no period draws what another has drawn.
-        streams = {k: self.within_cluster[k].batches(since + int((seen == i).sum())) for i, k in enumerate(self.drawn)}
-        for i in coming[: self.whole_from - start]:
-            k = self.drawn[i]
-            yield self.members[k][next(streams[k])]
+        streams = [rule.batches(since + int(n)) for n, (_, rule) in zip(seen, self.clusters, strict=True)]
+        for k in choice[start - since :]:
+            yield self.clusters[k][0][next(streams[k])]

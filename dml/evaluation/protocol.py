@@ -70,7 +70,6 @@ class Conventional:
         clustering: bool = True,
         slices: int = 1,
     ) -> None:
-        whole_number("protocol.slices", slices, 1)
         if not ks or any(k < 1 for k in ks):
             raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
         if 1 not in ks:

@@ -29,12 +29,15 @@ class Groups:
     """How a method divides the training images among its learners.
 
     Attributes:
-        learner: `[N]` int64, of each training image.
-        embeddings: `[N,D]` on the CPU, in which they were last divided, if they were.
+        learner: `[N]` int64, 0..L-1, of each training image.
+        learners: L.
+        negatives: distances of negative pairs within groups and between groups when they were last divided, `[P]` and
+            `[Q]`; None where they are not divided by distances.
     """
 
     learner: np.ndarray
-    embeddings: Tensor | None
+    learners: int
+    negatives: tuple[Tensor, Tensor] | None
 
 
 class NonFiniteLoss(UserError):

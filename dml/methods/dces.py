@@ -1,5 +1,6 @@
 """Divide and conquer the embedding space (Sanakoyeu, Tschernezki, Büchler & Ommer, CVPR 2019)."""
 
+import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from dml.evaluation.evaluator import embed_rows
 from dml.methods.base import Groups, Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone
 
+log = logging.getLogger("dml")
+
 
 def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndarray:
     """`current`, relabelled so that each cluster goes to the learner whose previous cluster it overlaps most.
@@ -37,6 +40,7 @@ def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndar
     Raises:
         UserError: arrays of different lengths, or a number that is none of 0..k-1.
     """
+    previous, current = np.asarray(previous, np.int64), np.asarray(current, np.int64)  # k * k has to fit
     if previous.shape != current.shape or previous.ndim != 1:
         raise UserError(f"Clusters of shapes {previous.shape} and {current.shape}: give one number an image.")
     for clusters in (previous, current):
@@ -79,9 +83,14 @@ class DCES(Method):
     one embedding again, trained on all images with a loss of its own, which starts from the learners' losses: proxies
     side by side, other parameters (beta) averaged. With K = 1 this is the baseline, step for step.
 
-    The released code differs from the paper. What it does in its place: `space=features`; `full_embedding_from` 80
-    and `finetune_from` 190 of its epochs, as shares of the training. Two slips of it are not offered: the permutation
-    after matching is applied inverted there, and beta is left out of the optimizer.
+    A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering.
+
+    The released code differs from the paper. What it does in its place, by option: it clusters normalised features
+    (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
+    (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
+    (`+method.optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.freeze_bn=statistics`).
+    Its matching, by symmetric difference and then through the inverted permutation, leaves clusters with learners
+    about as chance would: `match=none`. Its choice of the 3 nearest negatives is not offered.
 
     Args:
         backbone, head, loss, dim: see `dml.methods.base`; the head is built once for the whole width and then cut.
@@ -106,7 +115,7 @@ class DCES(Method):
         UserError: an option out of its range, or a width that the learners cannot share.
     """
 
-    rows: Tensor  # [N], of the records, ascending: which image is which in everything of length N
+    rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
     schedule: Schedule
     sampler: Clusters
 
@@ -133,6 +142,8 @@ class DCES(Method):
         width = share(dim, K, "method.K")
         whole_number("method.T", T, 1)
         positive("method.finetune_lr_factor", finetune_lr_factor)
+        if not isinstance(split_embedding, bool):
+            raise UserError(f"method.split_embedding={split_embedding} has to be true or false.")
         _one_of("grouping", grouping, ("kmeans", "random", "labels"))
         _one_of("space", space, ("embedding", "features"))
         _one_of("match", match, ("iou", "none"))
@@ -157,8 +168,9 @@ class DCES(Method):
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
         self.active: int | None = None  # the learner of this iteration; None: the full embedding
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
-        self.memory: Tensor | None = None  # [N,D] of the last clustering; running: of each image, as last seen
-        self.batch_at: Tensor | None = None  # [B], which training images this iteration's are
+        self.memory: np.ndarray | None = None  # [N,D] float32, running: the embedding of each image as last seen
+        self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see Groups
+        self.batch_at: np.ndarray | None = None  # [B], which training images this iteration's are
 
     # The network.
 
@@ -176,20 +188,20 @@ class DCES(Method):
     # An iteration.
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        self.rows = self.rows.to(self.device)
-        at = torch.searchsorted(self.rows, batch["index"])
-        self.active = None
+        self.active = self.batch_at = None
         if self.global_step < self.schedule.merged_from and len(self.slices) > 1:
             assert self.clusters is not None
-            self.active = int(self.clusters[int(at[0])])  # a batch is of one cluster
-        self.batch_at = gather_rows(at) if self.assignments_from == "running" else None
+            first = np.searchsorted(self.rows, int(batch["index"][0]))
+            self.active = int(self.clusters[first])  # a batch is of one cluster
+        if self.memory is not None:
+            self.batch_at = np.searchsorted(self.rows, gather_rows(batch["index"]).cpu().numpy())
         return super().training_step(batch, batch_idx)
 
     def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
-        if self.batch_at is not None and self.memory is not None:
-            self.memory = self.memory.to(embeddings.device)
-            self.memory[self.batch_at] = embeddings.detach().flatten(1)
+        if self.memory is not None and self.batch_at is not None:
+            # On the CPU, where of an image that is twice in the batch the last one counts.
+            self.memory[self.batch_at] = embeddings.detach().flatten(1).float().cpu().numpy()
         if self.active is None:
             # The concatenation of L unit vectors, at unit norm.
             value = self.losses[-1](embeddings.flatten(1) / math.sqrt(embeddings.shape[1]), labels)
@@ -214,30 +226,48 @@ class DCES(Method):
     def attach(self, data: DataModule) -> None:
         if data.train_images < self.K:
             raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
-        if self.grouping == "kmeans":
-            need_faiss()
-        self.rows = torch.as_tensor(data.train_rows)
-        assert bool((self.rows.diff() > 0).all())  # the order of a table of embeddings
+        self.rows = data.train_rows
+        assert (np.diff(self.rows) > 0).all()  # the order of a table of embeddings
         self.schedule = Schedule(
             period=self.T * data.sampler.steps_per_epoch,
             merged_from=round(self.full_embedding_from * self.total_steps),
             whole_from=round(self.finetune_from * self.total_steps),
         )
         self.sampler = data.sampler = Clusters(data.sampler, self.schedule.period, self.schedule.whole_from)
-        self.sampler.regroup(np.zeros(data.train_images, np.int64))  # can the rule draw inside clusters at all?
+        fixed = self._fixed_grouping()
+        if fixed is None and self.schedule.whole_from:
+            need_faiss()
+        # Can the rule draw inside clusters at all, and inside fixed ones?
+        self.sampler.regroup(np.zeros(data.train_images, np.int64) if fixed is None else fixed)
 
     def between_steps(self, step: int) -> dict[str, float]:
         """Algorithm 1: clusters every T epochs, merges the losses when the slices are merged."""
+        if getattr(self.trainer, "overfit_batches", 0) and step:
+            return {}  # the same batches again and again, of the same learners
         if step == self.schedule.merged_from and len(self.losses) > 1:
             self._merge_losses()
         if step % self.schedule.period or step >= self.schedule.whole_from:
             return {}
-        previous = self.clusters
-        clusters: np.ndarray = self.trainer.strategy.broadcast(self._group(step))
+        return self._regroup(step)
+
+    def _regroup(self, step: int) -> dict[str, float]:
+        previous, clusters = self.clusters, self._fixed_grouping()
+        embeddings = None
+        if clusters is None:
+            embeddings = self._embeddings(step)
+            clusters = self._cluster(embeddings, step)
         if previous is not None and self.match == "iou":
             clusters = match_clusters(previous, clusters, self.K)
+        try:
+            self.sampler.regroup(clusters)
+        except UserError:  # K-means has found the classes
+            if previous is None:
+                raise
+            log.warning("step %d: no cluster holds two classes: the clusters before stay. Lower method.K.", step)
+            clusters = previous
         self.clusters = clusters
-        self.sampler.regroup(clusters)
+        if embeddings is not None:
+            self.negatives = negative_distances(embeddings, clusters, self.sampler.labels)
         sizes = np.bincount(clusters, minlength=self.K)
         figures = {f"clusters/{k}/images": float(size) for k, size in enumerate(sizes)}
         if previous is not None:
@@ -246,25 +276,40 @@ class DCES(Method):
             figures |= {"clusters/iou": float(overlaps.mean()), "clusters/moved": float((previous != clusters).mean())}
         return figures
 
-    def _group(self, step: int) -> np.ndarray:
-        """The cluster `[N]` of each training image, on rank 0; every rank takes part in the embedding pass."""
-        count, seed = len(self.rows), self.sampler.seed
+    def _fixed_grouping(self) -> np.ndarray | None:
+        """The learner `[N]` of each training image where it does not depend on embeddings."""
+        count, labels = len(self.rows), self.sampler.labels
         if self.K == 1:
             return np.zeros(count, np.int64)
         if self.grouping == "random":
-            return np.random.default_rng([seed, 2]).permutation(count) % self.K
+            return np.random.default_rng([self.sampler.seed, 0, 2]).permutation(count) % self.K
         if self.grouping == "labels":
-            sizes = np.bincount(self.sampler.labels)
+            sizes = np.bincount(labels)
             middle = np.cumsum(sizes) - sizes / 2  # a class is where its middle image is
-            return (middle * self.K / count).astype(np.int64)[self.sampler.labels]
-        if self.assignments_from == "fresh" or self.memory is None:
-            of = None if self.space == "embedding" else self._unit_features
-            table = embed_rows(self.trainer, self.rows.numpy(), f"clustering at step {step}", of=of)
-            self.memory = table.embeddings.flatten(1)
-        if not self.trainer.is_global_zero:
-            return np.zeros(0, np.int64)
-        seed = int(np.random.SeedSequence([seed, step, 3]).generate_state(1)[0] >> 1)
-        return kmeans(self.memory.cpu().numpy(), self.K, seed=seed)
+            return (middle * self.K / count).astype(np.int64)[labels]
+        return None
+
+    def _embeddings(self, step: int) -> np.ndarray:
+        """What is clustered, `[N,D]` float32, the same on every rank."""
+        if self.memory is not None:
+            return self.memory
+        of = None if self.space == "embedding" else self._unit_features
+        table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
+        self._check_finite("embeddings", table.embeddings.sum())
+        embeddings = table.embeddings.flatten(1).numpy()
+        if self.assignments_from == "running":
+            self.memory = embeddings
+        return embeddings
+
+    def _cluster(self, embeddings: np.ndarray, step: int) -> np.ndarray:
+        """K-means on rank 0, told to all: `[N,D]` -> `[N]`, in the order in which it numbers clusters."""
+        found = None
+        if self.trainer.is_global_zero:
+            seed = int(np.random.SeedSequence([self.sampler.seed, step, 3]).generate_state(1)[0] >> 1)
+            found = kmeans(embeddings, self.K, seed=seed)
+        told = self.trainer.strategy.broadcast(found)
+        assert told is not None
+        return told
 
     def _unit_features(self, images: Tensor) -> Tensor:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -278,13 +323,15 @@ class DCES(Method):
             parts: list[Tensor] = [loss.get_parameter(name) for loss in learners]
             if parts[0].shape == parameter.shape:
                 parameter.copy_(torch.stack(parts).mean(0))
-            elif sum(part.shape[-1] for part in parts) == parameter.shape[-1]:
-                parameter.copy_(torch.cat([F.normalize(part, dim=-1) for part in parts], dim=-1))
+                continue
+            # Proxies: [C,d], or [d,C] in losses with a softmax; the embedding's width is the axis that differs.
+            axis = next(i for i, (a, b) in enumerate(zip(parts[0].shape, parameter.shape, strict=True)) if a != b)
+            parameter.copy_(torch.cat([F.normalize(part, dim=axis) for part in parts], dim=axis))
 
     def groups(self) -> Groups | None:
         if self.clusters is None or self.K == 1:
             return None
-        return Groups(self.clusters, None if self.memory is None else self.memory.cpu())
+        return Groups(self.clusters, self.K, self.negatives)
 
     # The optimizer and the checkpoint.
 
@@ -297,15 +344,34 @@ class DCES(Method):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        clusters = None if self.clusters is None else torch.as_tensor(self.clusters)
-        checkpoint["dces"] = {"clusters": clusters, "memory": self.memory}
+        clusters, memory = (None if x is None else torch.as_tensor(x) for x in (self.clusters, self.memory))
+        checkpoint["dces"] = {"clusters": clusters, "memory": memory, "negatives": self.negatives}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["dces"]
-        if state["clusters"] is not None:
-            self.clusters = state["clusters"].numpy()
+        self.clusters, self.memory = (None if x is None else x.numpy() for x in (state["clusters"], state["memory"]))
+        self.negatives = state["negatives"]
+        if self.clusters is not None:
             self.sampler.regroup(self.clusters)
-        self.memory = state["memory"]
+
+
+def negative_distances(
+    embeddings: np.ndarray, clusters: np.ndarray, labels: np.ndarray, pairs: int = 50_000
+) -> tuple[Tensor, Tensor]:
+    """Distances of negative pairs within clusters and between clusters (Fig. 8), `[P]` and `[Q]`.
+
+    Args:
+        embeddings: `[N,D]`, taken at unit norm.
+        clusters, labels: `[N]`.
+        pairs: random pairs of images to look among.
+    """
+    first, second = np.random.default_rng(0).integers(len(labels), size=(2, pairs))
+    negative = labels[first] != labels[second]
+    first, second = first[negative], second[negative]
+    points = F.normalize(torch.as_tensor(embeddings))
+    distances = torch.linalg.vector_norm(points[first] - points[second], dim=1)
+    inside = torch.as_tensor(clusters[first] == clusters[second])
+    return distances[inside], distances[~inside]
 
 
 def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:

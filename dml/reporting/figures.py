@@ -13,7 +13,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
-from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Table, self_cosines
 from dml.evaluation.metrics import rank
@@ -165,27 +164,15 @@ def _shade(k: int, count: int) -> tuple[float, float, float, float]:
     return matplotlib.colormaps["viridis"](k / max(1, count - 1) * 0.9)
 
 
-def negative_distances(groups: Groups, labels: np.ndarray, pairs: int = 50_000, seed: int = 0) -> Figure:
-    """Distances of negative pairs of training images, within a cluster and between clusters (DCES Fig. 8).
-
-    Args:
-        groups: with embeddings, which are taken at unit norm.
-        labels: `[N]` classes of the training images.
-        pairs: random pairs to look among.
-    """
-    assert groups.embeddings is not None
+def negative_distances(within: Tensor, between: Tensor) -> Figure:
+    """Distances `[P]`, `[Q]` of negative pairs within a cluster and between clusters (DCES Fig. 8)."""
     figure = _figure(6, 3.2)
     axes = figure.subplots()
-    first, second = np.random.default_rng(seed).integers(len(labels), size=(2, pairs))
-    first, second = (side[labels[first] != labels[second]] for side in (first, second))
-    points = F.normalize(groups.embeddings)
-    distances = torch.linalg.vector_norm(points[first] - points[second], dim=1).numpy()
-    inside = groups.learner[first] == groups.learner[second]
-    bins = np.linspace(0, max(2.0, float(distances.max(initial=0))), 81).tolist()
-    for name, chosen, colour in (("within a cluster", inside, RED), ("between clusters", ~inside, GREEN)):
-        if chosen.any():
-            label = f"{name}, mean {distances[chosen].mean():.3f}"
-            axes.hist(distances[chosen], bins=bins, density=True, color=colour, alpha=0.5, label=label)
+    bins = np.linspace(0, 2, 81).tolist()  # of unit vectors
+    for name, distances, colour in (("within a cluster", within, RED), ("between clusters", between, GREEN)):
+        if len(distances):
+            label = f"{name}, mean {distances.mean():.3f}"
+            axes.hist(distances.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
     axes.set(xlabel="distance of a negative pair", ylabel="density")
     axes.legend(frameon=False, fontsize=8)
     return figure
@@ -282,7 +269,7 @@ def cluster_images(groups: Groups, rows: np.ndarray, open_image: Any, count: int
     """Random images of each learner's cluster, a row a learner; `rows [N]` are those of the training images."""
     rng = np.random.default_rng(0)
     lines = []
-    for k in range(int(groups.learner.max()) + 1):
+    for k in range(groups.learners):
         members = np.flatnonzero(groups.learner == k)
         chosen = rng.choice(members, min(count, len(members)), replace=False)
         tiles = [(_thumbnail(open_image(int(rows[i])), side, GREY), "") for i in chosen]
@@ -349,18 +336,16 @@ def retrieval_gallery(
         cameras: of all rows; where given, images of the query's class from its own camera are left out.
     """
     chosen_from = gallery or queries
-    k = min(k, len(chosen_from.labels) - (gallery is None))
+    left_out, most = None, 0
+    if cameras is not None:
+        own = cameras[queries.rows.numpy()][:, None] == cameras[chosen_from.rows.numpy()]
+        left_out = own & (queries.labels[:, None] == chosen_from.labels).numpy()  # [Q,M]
+        most = int(left_out.sum(1).max())
+    k = min(k, len(chosen_from.labels) - (gallery is None) - most)
     where = None if gallery is None else gallery.embeddings.flatten(1)
-    left_out = np.zeros((len(queries.labels), 1), bool)
-    if cameras is not None:
-        same = queries.labels[:, None] == chosen_from.labels
-        left_out = (same.numpy() & (cameras[queries.rows][:, None] == cameras[chosen_from.rows])).astype(bool)
-    more = min(k + int(left_out.sum(1).max()), len(chosen_from.labels) - (gallery is None))
-    found = nearest(queries.embeddings.flatten(1), where, k=more)[1]
-    if cameras is not None:
-        found = np.take_along_axis(
-            found, np.argsort(np.take_along_axis(left_out, found, 1), axis=1, kind="stable"), axis=1
-        )
+    found = nearest(queries.embeddings.flatten(1), where, k=k + most)[1]
+    if left_out is not None:  # moves behind the others
+        found = np.take_along_axis(found, np.take_along_axis(left_out, found, 1).argsort(1, kind="stable"), 1)
     neighbours = torch.as_tensor(found[:, :k])
     right = chosen_from.labels[neighbours] == queries.labels[:, None]  # [Q,k]
     rows = _half_wrong(right[:, 0], count)

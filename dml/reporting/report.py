@@ -56,11 +56,10 @@ def write_report(
     if attention is not None:
         drawn["attention"] = figures.attention_maps(*attention)
     if (groups := parts.method.groups()) is not None:
-        rows_of = parts.data.train_rows
         drawn["clusters"] = figures.clusters_over_steps(records)
-        images["cluster_images"] = figures.cluster_images(groups, rows_of, open_image)
-        if groups.embeddings is not None:
-            drawn["negatives"] = figures.negative_distances(groups, parts.records.labels[rows_of])
+        images["cluster_images"] = figures.cluster_images(groups, parts.data.train_rows, open_image)
+        if groups.negatives is not None:
+            drawn["negatives"] = figures.negative_distances(*groups.negatives)
     pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, *images)}
     for name, figure in drawn.items():
         figure.savefig(pictures[name])

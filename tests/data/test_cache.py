@@ -14,6 +14,7 @@ from dml.data.glyphs import glyphs
 from dml.data.records import Records
 from dml.data.samplers import MPerClass
 from dml.data.transforms import Transform, centre_crop, jitter, pad_centre_crop, stretch
+from dml.errors import UserError
 
 RECORDS = glyphs(classes=10, images_per_class=5, size=20)
 
@@ -36,7 +37,7 @@ def data(folder: Path, transform: Transform, workers: int, opened: list[int], li
         seed=0,
         num_workers=workers,
         eval_batch_size=7,
-        cache=(folder / "cache", limit),
+        cache=ImageCache(folder / "cache", torch.Size([3, 16, 16]), limit),
     )
 
 
@@ -69,12 +70,12 @@ def test_other_values_than_bytes_are_not_kept(tmp_path: Path) -> None:
     module = data(tmp_path, odd, 0, opened)
     first, second = (images(module, np.array([4, 5])) for _ in range(2))
     assert torch.equal(first, second)
-    assert opened == [4, 4, 5, 4, 5]  # once for the size
+    assert opened == [4, 5, 4, 5]
 
 
 def test_beyond_the_limit_images_are_made_anew(tmp_path: Path) -> None:
     opened: list[int] = []
-    module = data(tmp_path, stretch(16), 0, opened, limit=5 * (3 * 16 * 16 + 1))
+    module = data(tmp_path, stretch(16), 0, opened, limit=3 * 16 * 16 + 1)
     images(module, np.array([4, 5]))
     opened.clear()
     images(module, np.array([4, 5]))
@@ -83,6 +84,7 @@ def test_beyond_the_limit_images_are_made_anew(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ImageCache(tmp_path, torch.Size([3, 2, 2]), 1e6)
+    cache.reserve(np.arange(5))
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -95,6 +97,7 @@ def test_a_full_disk_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_record_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flag is written last: a worker killed before has left nothing that counts."""
     cache = ImageCache(tmp_path, torch.Size([3, 2, 2]), 1e6)
+    cache.reserve(np.arange(5))
     pwrite, written = os.pwrite, []
 
     def killed(descriptor: int, content: bytes, offset: int) -> int:
@@ -106,7 +109,14 @@ def test_a_record_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "pwrite", killed)
     cache.put(3, torch.ones(3, 2, 2))
     assert cache.get(3) is None
-    assert cache.get(9) is None  # beyond the end of the file
+    assert cache.get(4) is None  # beyond the end of the file
+    assert cache.get(9) is None  # not reserved
     monkeypatch.setattr(os, "pwrite", pwrite)
     cache.put(3, torch.ones(3, 2, 2))
     assert torch.equal(cache.get(3), torch.ones(3, 2, 2))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/cache cannot be written \(Not a directory\): .* trainer\.image_cache=0"):
+        ImageCache(tmp_path / "file" / "cache", torch.Size([3, 2, 2]), 1e6)

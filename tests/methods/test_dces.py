@@ -18,12 +18,11 @@ from dml import train
 from dml.build import load
 from dml.data.samplers import Clusters
 from dml.errors import UserError
-from dml.evaluation import clustering
 from dml.evaluation.clustering import kmeans
 from dml.folder import RunFolder
 from dml.loggers import read_metrics
 from dml.methods.base import Method
-from dml.methods.dces import DCES, match_clusters
+from dml.methods.dces import DCES, match_clusters, negative_distances
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,10 +112,17 @@ def test_the_matching_has_the_largest_total_overlap() -> None:
 
 
 def test_overlap_is_over_union_not_in_images() -> None:
-    """The large new cluster has 6 images of each old one: by intersection it could go to either."""
-    previous = np.repeat([0, 1], [6, 30])
-    current = np.repeat([0, 1], [30, 6])  # 24 of the old cluster 1 and all of 0 | the last 6
+    """By intersections the new cluster 1 would stay with learner 1 (0 + 100 images against 50 + 49)."""
+    previous = np.repeat([0, 1, 1], [50, 49, 100])
+    current = np.repeat([1, 0, 1], [50, 49, 100])
     np.testing.assert_array_equal(match_clusters(previous, current, 2), 1 - current)
+
+
+def test_small_integers_do_not_overflow() -> None:
+    previous = np.arange(200, dtype=np.uint8) % 32
+    np.testing.assert_array_equal(
+        match_clusters(previous, np.flip(np.arange(32, dtype=np.uint8))[previous], 32), previous
+    )
 
 
 def test_empty_clusters_are_matched_too() -> None:
@@ -192,16 +198,14 @@ def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Conf
             assert of_slices == {f"slices.{k}.{part}" for k in range(2) for part in ("weight", "bias")}
             assert {name.split(".")[1] for name in moved if name.startswith("losses")} <= {"2"}
         else:
-            clusters = watch.clusters[step][np.searchsorted(method.rows.numpy(), watch.rows[step])]
+            clusters = watch.clusters[step][np.searchsorted(method.rows, watch.rows[step])]
             assert set(clusters.tolist()) == {active}  # the batch is of this learner's cluster
             assert of_slices == {f"slices.{active}.{part}" for part in ("weight", "bias")}
             assert {name.split(".")[1] for name in moved} == {str(active)}
         assert any(name.startswith("backbone") for name in watch.changed[step])
     assert any("losses.0" in name for changed in watch.changed for name in changed)  # beta is trained
     # From finetune_from on images come from all clusters, at a rate of its own.
-    assert any(
-        len(set(method.clusters[np.searchsorted(method.rows.numpy(), rows)].tolist())) == 2 for rows in watch.rows[12:]
-    )
+    assert any(len(set(method.clusters[np.searchsorted(method.rows, rows)].tolist())) == 2 for rows in watch.rows[12:])
     assert watch.rates == [pytest.approx(1e-3)] * 12 + [pytest.approx(5e-4)] * 2
 
 
@@ -223,6 +227,11 @@ def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method])
     *learners, full = (loss.loss.proxies for loss in proxies.losses)  # type: ignore[union-attr]
     assert full.shape == (5, 24)
     torch.testing.assert_close(full, torch.cat([F.normalize(p) for p in learners], dim=1))
+    softmax = ["loss.loss._target_=pytorch_metric_learning.losses.NormalizedSoftmaxLoss", "~loss.loss.softmax_scale"]
+    weights = method_of("method=dces", "method.K=3", "loss=proxy_nca", *softmax)  # [d,C]
+    weights._merge_losses()  # type: ignore[operator]
+    *learners, full = (loss.loss.W for loss in weights.losses)  # type: ignore[union-attr]
+    torch.testing.assert_close(full, torch.cat([F.normalize(w, dim=0) for w in learners]))
     betas = method_of("method=dces", "method.K=3")
     with torch.no_grad():
         for k, loss in enumerate(betas.losses):
@@ -266,65 +275,114 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_released_space_is_that_of_normalised_features(configure: Configure) -> None:
-    config = configure(*SMALL, "trainer.max_steps=4", "method.space=features", "method.lr=1e-12")
-    method, _ = fit(config)
+def test_the_released_space_is_that_of_normalised_features(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[np.ndarray] = []
+    monkeypatch.setattr("dml.methods.dces.kmeans", lambda points, k, seed: given.append(points) or np.arange(72) % k)
+    config = configure(*SMALL, "trainer.max_steps=2", "method.space=features", "method.match=none")
+    fit(config)
     parts, _ = train.prepare(config, RunFolder(Path("unused")))
     images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
     start = parts.method.eval()
     with torch.inference_mode():
         features = start.pooling(start.backbone(start.normalize(images))).flatten(1)  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(method.memory, F.normalize(features), rtol=1e-3, atol=1e-4)
-    assert method.memory is not None
-    assert method.memory.shape[1] != config.head.dim
+    torch.testing.assert_close(torch.as_tensor(given[0]), F.normalize(features), rtol=1e-4, atol=1e-5)
+    assert features.shape[1] != config.head.dim
 
 
 @pytest.mark.usefixtures("no_report")
-def test_running_assignments_take_what_training_saw_last(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, seen = [], {}
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_running_assignments_take_what_training_saw_last(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """K-means is given the embeddings that training made, of the pass before step 0 where it has not seen an image."""
+    passes: list[str] = []
+    last: dict[int, np.ndarray] = {}
+    embed_rows, objective = train.embed_rows, DCES.objective
 
     def count(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments[2])
         return embed_rows(*arguments, **options)
 
-    embed_rows = train.embed_rows
-    monkeypatch.setattr("dml.methods.dces.embed_rows", count)
-
-    class Seen(Callback):
-        def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: torch.Tensor) -> None:
-            seen.update(zip(module.batch_at.tolist(), module.memory[module.batch_at].clone(), strict=True))
-
-    objective = DCES.objective
-    last: dict[int, torch.Tensor] = {}
-
     def spy(self: DCES, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         assert self.batch_at is not None
-        last.update(zip(self.batch_at.tolist(), embeddings.detach().flatten(1).clone(), strict=True))
+        for at, embedding in zip(self.batch_at, embeddings.detach().flatten(1).float().numpy(), strict=True):
+            last[int(at)] = embedding.copy()
         return objective(self, embeddings, labels)
 
+    def record(points: np.ndarray, k: int, *, seed: int) -> np.ndarray:
+        for at, embedding in last.items():
+            np.testing.assert_array_equal(points[at], embedding)
+        seen.append(len(last))
+        return kmeans(points, k, seed=seed)
+
+    seen: list[int] = []
+    monkeypatch.setattr("dml.methods.dces.embed_rows", count)
+    monkeypatch.setattr("dml.methods.dces.kmeans", record)
     monkeypatch.setattr(DCES, "objective", spy)
-    method, _ = fit(configure(*SMALL, "method.assignments_from=running"), Seen())
+    fit(configure(*SMALL, "method.assignments_from=running", f"trainer.precision={precision}"))
     assert passes == ["clustering at step 0"]
-    assert method.memory is not None
-    assert len(last) > 40
-    for at, embedding in last.items():
-        assert torch.equal(method.memory[at], embedding)
+    assert len(seen) == 3
+    assert 0 == seen[0] < 30 < seen[1] <= seen[2] < 72
 
 
-def grouping(config: DictConfig) -> list[list[int]]:
-    """The learner of each training image at two clusterings."""
+@pytest.mark.usefixtures("no_report")
+def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K-means numbers the same clusters differently each time."""
+    halves = np.arange(72) // 36
+    for match, kept in (("none", False), ("iou", True)):
+        coming = iter([halves, 1 - halves, halves])
+        monkeypatch.setattr("dml.methods.dces.kmeans", lambda points, k, seed, coming=coming: next(coming))
+        watch = Watch()
+        place = f"paths.output_dir={Path(configure().paths.output_dir) / match}"
+        fit(configure(*SMALL, f"method.match={match}", place), watch)
+        assert np.array_equal(watch.clusters[4], halves) == kept
+
+
+@pytest.mark.usefixtures("no_report")
+def test_where_kmeans_finds_the_classes_the_clusters_before_stay(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    halves, classes = np.arange(72) // 36, np.arange(72) // 6
+    coming = iter([halves, classes, halves])
+    monkeypatch.setattr("dml.methods.dces.kmeans", lambda points, k, seed: next(coming))
+    watch = Watch()
+    fit(configure(*SMALL, "method.K=12", "head.dim=12"), watch)
+    assert all(np.array_equal(clusters, halves) for clusters in watch.clusters)
+    assert "no cluster holds two classes" in caplog.text
+
+
+def test_negative_distances_are_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    points, clusters, labels = rng.normal(size=(12, 5)), rng.integers(0, 2, 12), np.arange(12) // 3
+    within, between = negative_distances(points, clusters, labels, pairs=4000)
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    for found, inside in ((within, True), (between, False)):
+        expected = {
+            round(float(np.linalg.norm(unit[i] - unit[j])), 6)
+            for i, j in itertools.combinations(range(12), 2)
+            if labels[i] != labels[j] and (clusters[i] == clusters[j]) == inside
+        }
+        assert {round(distance, 6) for distance in found.tolist()} == expected
+
+
+def grouping(config: DictConfig) -> list[int]:
+    """The learner of each training image."""
     method = train.prepare(config, RunFolder(Path("unused")))[0].method
     assert isinstance(method, DCES)
-    return [method._group(step).tolist() for step in (0, 4)]
+    found = method._fixed_grouping()
+    assert found is not None
+    return found.tolist()
 
 
 def test_groupings_of_table_6(configure: Configure) -> None:
     by_label = grouping(configure(*SMALL, "method.K=4", "head.dim=16", "method.grouping=labels"))
-    assert by_label == [np.repeat(np.arange(4), 18).tolist()] * 2  # 12 classes of 6, in order
+    assert by_label == np.repeat(np.arange(4), 18).tolist()  # 12 classes of 6, in order
     one, again, other = (grouping(configure(*SMALL, "method.grouping=random", f"seed={s}")) for s in (1, 1, 2))
-    assert np.bincount(one[0]).tolist() == [36, 36]
-    assert one[0] == one[1] == again[0]  # fixed, whatever the step
-    assert one[0] != other[0]
+    assert np.bincount(one).tolist() == [36, 36]
+    assert one == again
+    assert one != other
 
 
 @pytest.mark.usefixtures("no_report")
@@ -334,7 +392,7 @@ def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: C
     assert watch.active == [None] * 14
     assert method.embed(torch.rand(2, 3, 32, 32)).shape == (2, 1, 16)
     for step in range(12):
-        clusters = watch.clusters[step][np.searchsorted(method.rows.numpy(), watch.rows[step])]
+        clusters = watch.clusters[step][np.searchsorted(method.rows, watch.rows[step])]
         assert len(set(clusters.tolist())) == 1
     assert load(str(folder / "checkpoints" / "last.ckpt")).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
 
@@ -369,7 +427,8 @@ def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
     """Stopped at steps of each phase; at 5 and 9 the last checkpoint is inside a period, at 8 on its border."""
     options = [*SMALL, *options, "trainer.checkpoint_every=1", "method.finetune_lr_factor=0.5"]
     whole = configure(*options, f"paths.output_dir={tmp_path / 'whole'}")
-    broken = configure(*options, f"paths.output_dir={tmp_path / 'broken'}")
+    # Loading ahead in other processes changes nothing.
+    broken = configure(*options, f"paths.output_dir={tmp_path / 'broken'}", "trainer.num_workers=2")
     train.run(whole, [])
     step = DCES.training_step
     stops = [5, 8, 9, 11, 13]
@@ -392,8 +451,9 @@ def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
     )
     for name, value in one["state_dict"].items():
         assert not isinstance(value, torch.Tensor) or torch.equal(value, other["state_dict"][name]), name
-    assert torch.equal(one["dces"]["clusters"], other["dces"]["clusters"])
-    assert torch.equal(one["dces"]["memory"], other["dces"]["memory"])
+    for name, value in one["dces"].items():
+        assert (value is None) == (name == "memory" and "running" not in options[-3])
+        torch.testing.assert_close(value, other["dces"][name], rtol=0, atol=0)
 
 
 def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method]) -> None:
@@ -408,11 +468,20 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
         (["method.finetune_from=0.5"], r"full_embedding_from=0\.9 and .* the first not after the second"),
         (["method.finetune_lr_factor=0"], r"method\.finetune_lr_factor=0 has to be a positive number"),
         (["method.assignments_from=running", "method.space=features"], r"running keeps embeddings"),
+        (["method.split_embedding=no"], r"method\.split_embedding=no has to be true or false"),
     ):
         with pytest.raises(UserError, match=sentence):
             method_of("method=dces", *options)
     with pytest.raises(UserError, match=r"method\.K=80 is more than the 72 training images"):
         train.prepare(configure(*SMALL, "method.K=80", "head.dim=80"), RunFolder(Path("unused")))
+    with pytest.raises(UserError, match="No cluster holds two classes"):  # before anything is written
+        train.prepare(
+            configure(*SMALL, "method.K=12", "head.dim=12", "method.grouping=labels"), RunFolder(Path("unused"))
+        )
+    with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches cannot be used"):
+        train.prepare(configure(*SMALL, "+trainer.accumulate_grad_batches=2"), RunFolder(Path("unused")))
+    with pytest.raises(UserError, match=r"protocol\.slices=3 does not divide head\.dim=16"):
+        train.prepare(configure(*SMALL, "protocol.slices=3"), RunFolder(Path("unused")))
     with pytest.raises(UserError, match="Pairs does not draw inside clusters"):
         train.prepare(configure(*SMALL, "sampler=abe_pairs", "sampler.batch_size=16"), RunFolder(Path("unused")))
 
@@ -421,8 +490,8 @@ def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match=r"faiss, which is not installed: install dml\[cpu\] or dml\[gpu\]"):
         train.prepare(configure(*SMALL), RunFolder(Path("unused")))
-    train.prepare(configure(*SMALL, "method.grouping=random"), RunFolder(Path("unused")))  # needs none
-    assert clustering.need_faiss is not None
+    for options in (["method.grouping=random"], ["method.K=1"]):  # need none
+        train.prepare(configure(*SMALL, *options), RunFolder(Path("unused")))
 
 
 def test_fine_tuning_alone(configure: Configure) -> None:
@@ -431,3 +500,13 @@ def test_fine_tuning_alone(configure: Configure) -> None:
     assert method.clusters is None
     assert isinstance(method.sampler, Clusters)
     assert (folder / "report.html").exists()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_overfitting_sees_the_same_batches_of_the_same_learners(configure: Configure) -> None:
+    """Six batches, a period of four, and 14 steps."""
+    watch = Watch()
+    fit(configure(*SMALL, "trainer.overfit_batches=6", "method.finetune_from=1", "method.full_embedding_from=1"), watch)
+    for step in range(6, 14):
+        np.testing.assert_array_equal(watch.rows[step], watch.rows[step - 6])
+        assert watch.active[step] == watch.active[step - 6]

@@ -7,6 +7,8 @@ from PIL import Image, ImageColor
 from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Table
+from dml.evaluation.metrics import rank
+from dml.methods.base import Groups
 from dml.reporting import figures
 from dml.reporting.table import print_table
 
@@ -116,8 +118,101 @@ def test_attention_of_one_channel_is_drawn_once() -> None:
 def test_recall_and_cost() -> None:
     points = [figures.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, 0.01) for m in (4, 1, 2)]
     points.append(figures.Point("MHeads", 2, 5e6, 2e9, 0.3, 0.0))
-    left, right = figures.recall_and_cost(points).axes
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["ABE", "MHeads"]
+    figure = figures.recall_and_cost(points)
+    left, right = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ABE", "MHeads"]
     for axes in (left, right):
         np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.1], [2, 0.2], [4, 0.4]])
         assert [note.get_text() for note in axes.texts] == ["1", "2", "4", "2"]
+
+
+def test_recall_over_steps_has_a_line_a_configuration() -> None:
+    figure = figures.recall_over_steps({"method.K=2": {0: 0.1, 10: 0.3}, "x" * 200: {0: 0.2}})
+    (axes,) = figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[0, 0.1], [10, 0.3]])
+    assert [text.get_text().replace("\n", "") for text in figure.legends[0].get_texts()] == ["method.K=2", "x" * 200]
+
+
+def test_first_learners_has_a_line_a_k() -> None:
+    metrics = {f"first/{m}/recall@{k}": 0.1 * m + 0.01 * k for m in (1, 2, 3) for k in (1, 4)}
+    (axes,) = figures.first_learners(metrics | {"first/2/map@r": 0.9}).axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.11], [2, 0.21], [3, 0.31]])
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.14, 0.24, 0.34])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Recall@1", "Recall@4"]
+
+
+def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
+    records = [
+        {"step": 0, "clusters/0/images": 30.0, "clusters/1/images": 10.0},
+        {"step": 7, "train/loss": 1.0},
+        {"step": 8, "clusters/0/images": 25.0, "clusters/1/images": 15.0}
+        | {"clusters/0/iou": 0.8, "clusters/1/iou": 0.6, "clusters/iou": 0.7},
+    ]
+    sizes, kept = figures.clusters_over_steps(records).axes
+    assert [bar.get_height() for bar in sizes.patches] == [30, 25, 10, 15]
+    assert [bar.get_y() for bar in sizes.patches] == [0, 0, 30, 25]
+    assert [line.get_xydata().tolist() for line in kept.lines] == [[[8, 0.8]], [[8, 0.6]], [[8, 0.7]]]
+    figures.clusters_over_steps(records[:2])  # a single clustering has no overlaps
+
+
+def test_negative_distances_names_means() -> None:
+    (axes,) = figures.negative_distances(torch.tensor([0.5, 0.7]), torch.tensor([1.0, 1.2, 1.4])).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["within a cluster, mean 0.600", "between clusters, mean 1.200"]
+    (axes,) = figures.negative_distances(torch.tensor([]), torch.tensor([1.0])).axes
+    assert len(axes.get_legend().get_texts()) == 1
+
+
+def test_cluster_images_are_of_the_cluster() -> None:
+    opened: list[int] = []
+    groups = Groups(np.array([0, 2, 0, 2, 0]), learners=4, negatives=None)
+
+    def open_image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (10, 10), "red")
+
+    sheet = figures.cluster_images(groups, np.array([10, 11, 12, 13, 14]), open_image, count=2)
+    assert len(set(opened[:2]) & {10, 12, 14}) == 2
+    assert set(opened[2:]) == {11, 13}
+    assert sheet.size == (2 * 80, 4 * (20 + 72 + 4))  # a row of learners without images too
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -> None:
+    """Angles of each learner; learner 0 answers 0 and 1, learner 1 answers 2 and 3, both 4 and 5."""
+    angles = torch.tensor([[0.0, 0.0], [0.1, 3.0], [1.5, 1.6], [3.3, 1.7], [4.0, 4.0], [4.1, 4.1]])
+    table = Table(torch.stack([angles.cos(), angles.sin()], -1), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6) + 20)
+    opened: list[int] = []
+
+    def open_image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (10, 10))
+
+    best = [rank(table.embeddings[:, i], table.labels).best_rank for i in range(2)]
+    alone = [np.flatnonzero((best[i] == 1) & (best[1 - i] > 1)) for i in range(2)]
+    assert [one.tolist() for one in alone] == [[0, 1], [2, 3]]
+    gallery = Table(table.embeddings, table.labels, table.rows) if apart else None
+    figures.easiest_queries(table, gallery, open_image)
+    if apart:  # each image is its own nearest: nobody answers alone
+        assert opened == []
+    else:
+        hardest_first = [sorted(one, key=lambda q, i=i: -best[1 - i][q]) for i, one in enumerate(alone)]
+        assert opened == [20 + int(q) for one in hardest_first for q in one]
+
+
+def test_gallery_leaves_the_own_camera_out() -> None:
+    angles = torch.tensor([0.0, 0.01, 0.02, 0.5])
+    points = torch.stack([angles.cos(), angles.sin()], -1)[:, None]
+    queries = Table(points[:1], torch.tensor([7]), torch.tensor([0]))
+    gallery = Table(points[1:], torch.tensor([7, 8, 7]), torch.tensor([1, 2, 3]))
+    opened: list[int] = []
+
+    def open_image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (10, 10))
+
+    figures.retrieval_gallery(queries, gallery, open_image, k=2)
+    assert opened == [0, 1, 2]
+    opened.clear()
+    figures.retrieval_gallery(queries, gallery, open_image, cameras=np.array([5, 5, 5, 6]), k=2)
+    assert opened == [0, 2, 3]
