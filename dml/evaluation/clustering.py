@@ -25,8 +25,8 @@ def need_faiss() -> Any:
 
 
 def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
-    """Clusters by faiss: 20 Lloyd iterations over all points from `clusters` random points; on GPUs where its build
-    has them.
+    """Clusters by faiss: 20 Lloyd iterations over all points from `clusters` random points; on a GPU where its build
+    has one.
 
     Args:
         embeddings: `[N,D]`, N >= clusters.
@@ -42,7 +42,7 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     points = np.ascontiguousarray(embeddings, dtype=np.float32)
     # faiss would warn of fewer than 39 points a centroid and sample 256 of more; retrieval test sets have 2 to 82.
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}
-    model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed, gpu=faiss.get_num_gpus() > 0, **limits)
+    model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed, gpu=min(1, faiss.get_num_gpus()), **limits)
     model.train(points)
     return model.assign(points)[1]
 

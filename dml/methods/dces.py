@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
 from dml.distributed import gather_rows
-from dml.errors import UserError, positive, whole_number
+from dml.errors import UserError, not_negative, positive, whole_number
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
 from dml.methods.base import Groups, Method, NewHead, NewLoss, share
@@ -148,7 +148,9 @@ class DCES(Method):
         _one_of("space", space, ("embedding", "features"))
         _one_of("match", match, ("iou", "none"))
         _one_of("assignments_from", assignments_from, ("fresh", "running"))
-        if not 0 <= full_embedding_from <= finetune_from <= 1:
+        not_negative("method.full_embedding_from", full_embedding_from)
+        not_negative("method.finetune_from", finetune_from)
+        if not full_embedding_from <= finetune_from <= 1:
             raise UserError(
                 f"method.full_embedding_from={full_embedding_from} and method.finetune_from={finetune_from} are shares "
                 "of the training, 0 to 1, the first not after the second."
