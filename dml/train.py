@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch import Tensor
 
 from dml.build import Parts, build, make
 from dml.errors import UserError
@@ -26,7 +25,7 @@ from dml.files import WholeCheckpoints
 from dml.folder import RunFolder
 from dml.loggers import FolderLogger, log_pictures
 from dml.methods.base import Method, NonFiniteLoss
-from dml.reporting.report import write_report
+from dml.reporting.report import Examples, write_report
 from dml.reporting.table import print_table
 
 log = logging.getLogger("dml")
@@ -260,7 +259,8 @@ class Course(Callback):
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation
         table = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
         final = trainer.global_step == self.last_step
-        return self.parts.protocol.score(table, split, part, final=final), table
+        scales = _method(trainer).scales_of_learners
+        return self.parts.protocol.score(table, split, part, scales=scales, final=final), table
 
     def _log(self, trainer: pl.Trainer, figures: dict[str, float]) -> None:
         for logger in trainer.loggers:
@@ -288,22 +288,25 @@ class Course(Callback):
             | {"run/seconds_between_steps": state["seconds_between_steps"]}
             | {"run/images_per_second": images / state["seconds"]}
         )
-        attention = self._attention(trainer)
-        pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, attention)
+        examples = self._examples(trainer)
+        pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, examples)
         log_pictures(trainer.loggers, pictures, self.last_step)
         self.folder.write_metrics(metrics)
 
-    def _attention(self, trainer: pl.Trainer, count: int = 4) -> tuple[Tensor, Tensor] | None:
-        """Some test images `[B,3,H,W]` and what the learners attend to in them, `[B,L,C,h,w]`, on the CPU."""
+    def _examples(self, trainer: pl.Trainer, count: int = 4) -> Examples:
+        """Some test images and what the method attends to in them."""
         method, rows = _method(trainer), self.parts.data.query_rows
         chosen = np.random.default_rng(0).choice(rows, min(count, len(rows)), replace=False)
         images = torch.stack([self.parts.data.test_image(row) for row in np.sort(chosen)])
         training = method.training
         method.eval()
         with torch.inference_mode(), trainer.precision_plugin.val_step_context():
-            maps = method.attend(trainer.precision_plugin.convert_input(images.to(method.device)))
+            seen = method.normalize(trainer.precision_plugin.convert_input(images.to(method.device)))
+            seen = seen.contiguous(memory_format=torch.channels_last)
+            maps, regions = method.attention(seen), method.regions(seen)
         method.train(training)
-        return None if maps is None else (images, maps.float().cpu())
+        found = [(r.proposal.float().cpu(), r.boxes.cpu()) for r in regions if r.proposal is not None]
+        return Examples(images, None if maps is None else maps.float().cpu(), found)
 
 
 def _renamed(figures: dict[str, float], prefix: str, of: Part = "test") -> dict[str, float]:

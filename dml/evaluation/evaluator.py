@@ -127,7 +127,7 @@ Retrieval = Callable[[Tensor, Tensor | None], dict[str, float]]
 
 
 def score(
-    queries: Table, gallery: Table | None, retrieval: Retrieval, *, slices: int = 1, final: bool
+    queries: Table, gallery: Table | None, retrieval: Retrieval, *, slices: int = 1, scales: int = 1, final: bool
 ) -> dict[str, float]:
     """Figures of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
 
@@ -140,6 +140,8 @@ def score(
         retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> figures.
         slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
             `learners/...`, which DCES compares its learners with.
+        scales: the learners are so many groups, one after another; of several, `scales/<i>/...` are of a group together
+            (DeML Table 2).
         final: with the figures that only the last evaluation of a run gives: `first/...`.
 
     Raises:
@@ -167,6 +169,10 @@ def score(
     result |= _of_parts(apart, name) | {f"{name}/correlation": correlation(cut(queries.embeddings))}
     if learners > 1:
         result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
+    for i in range(scales if scales > 1 else 0):
+        own = slice(i * learners // scales, (i + 1) * learners // scales)
+        of_scale = figures(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
+        result |= {f"scales/{i}/{figure}": value for figure, value in of_scale.items() if _ranked(figure)}
     if final:
         between = [figures(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
         for m, first in enumerate([apart[0], *between, together], 1):

@@ -90,7 +90,7 @@ class Conventional:
         """Steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
-    def score(self, table: Table, split: Split, part: Part, *, final: bool) -> dict[str, float]:
+    def score(self, table: Table, split: Split, part: Part, *, scales: int = 1, final: bool) -> dict[str, float]:
         """Figures of one checkpoint on one part of the split.
 
         On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
@@ -101,7 +101,8 @@ class Conventional:
             return {f"validation/{name}": value for name, value in figures.items()}
         queries = table.take(split.query)
         gallery = None if split.gallery is None else table.take(split.gallery)
-        figures = score(queries, gallery, self.retrieval(split, queries, gallery), slices=self.slices, final=final)
+        retrieval = self.retrieval(split, queries, gallery)
+        figures = score(queries, gallery, retrieval, slices=self.slices, scales=scales, final=final)
         if self.clustering and final:
             found = cluster(queries.embeddings.flatten(1), queries.labels)
             figures |= {f"test/{name}": value for name, value in found.items()}

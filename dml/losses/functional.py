@@ -3,6 +3,9 @@
 N images of a batch, L learners, d width of one learner.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -97,3 +100,50 @@ def binomial_deviance(
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+
+
+def activation_decay(outputs: Tensor, weights: Sequence[Tensor], decay: float, unit_rows: float) -> Tensor:
+    """Keeps the outputs of learners small, and the rows of their layers at unit norm (DeML eq. 6).
+
+    `decay / (2 L N) sum |outputs|^2 + unit_rows sum_l tr[(W_l W_l^T - I) * (W_l W_l^T - I)]`, the product elementwise:
+    on the diagonal are the rows' squared norms.
+
+    Args:
+        outputs: `[N,L,d]`, not normalised.
+        weights: of the learners' layers, each `[d,C]`.
+        decay, unit_rows: lambda_1 and lambda_2 of the paper.
+
+    Returns:
+        Scalar.
+    """
+    rows = sum(((weight.square().sum(1) - 1).square().sum() for weight in weights), outputs.new_zeros(()))
+    return decay / 2 * outputs.square().sum(-1).mean() + unit_rows * rows
+
+
+def discrepancy(mapped: Tensor) -> Tensor:
+    """What is between the learners of an image: `1/N sum_n sum_{j,j'} |a_nj - a_nj'|^2` (DeML eq. 4).
+
+    Args:
+        mapped: `[N,J,d]`, the adversary's outputs a.
+
+    Returns:
+        Scalar; zero for J = 1.
+    """
+    learners = mapped.shape[1]
+    together = mapped.sum(1).square().sum(-1)
+    return 2 * (learners * mapped.square().sum((1, 2)) - together).mean()
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+def reverse(values: Tensor) -> Tensor:
+    """The values, whose gradient comes back with the other sign (Ganin et al. 2016; DeML Fig. 3c)."""
+    return _Reverse.apply(values)

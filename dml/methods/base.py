@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.distributed import gather
-from dml.errors import UserError, positive, whole_number
-from dml.losses import Loss
+from dml.errors import UserError, not_negative, positive, whole_number
+from dml.losses import Loss, functional
 from dml.models.heads import Head
 
 NewHead = Callable[[int], Head]
@@ -38,6 +38,19 @@ class Groups:
     learner: np.ndarray
     learners: int
     negatives: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where one scale of a method found the object.
+
+    Attributes:
+        proposal: `[B,H,W]`, how much is there.
+        boxes: `[B,4]`, left, top, right, bottom of what the next scale sees.
+    """
+
+    proposal: Tensor
+    boxes: Tensor
 
 
 class NonFiniteLoss(UserError):
@@ -72,9 +85,11 @@ class Method(LightningModule):
         lr: learning rate of the backbone.
         head_lr_factor: what starts from random values (`fresh`) learns at `lr` times this; losses have factors of
             their own.
+        activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
+        unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
 
     Raises:
-        UserError: a rate that is no positive number.
+        UserError: a rate that is no positive number, or a weight below 0.
     """
 
     def __init__(
@@ -84,15 +99,20 @@ class Method(LightningModule):
         optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
         lr: float,
         head_lr_factor: float = 1.0,
+        activation_decay: float = 0.0,
+        unit_rows: float = 0.25,
     ) -> None:
         super().__init__()
         positive("method.lr", lr)
         positive("method.head_lr_factor", head_lr_factor)
+        not_negative("method.activation_decay", activation_decay)
+        not_negative("method.unit_rows", unit_rows)
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer
         self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
         self.lr, self.head_lr_factor = lr, head_lr_factor
+        self.activation_decay, self.unit_rows = activation_decay, unit_rows
 
     # What a subclass writes.
 
@@ -108,6 +128,15 @@ class Method(LightningModule):
     def attention(self, images: Tensor) -> Tensor | None:
         """Normalised images `[B,3,H,W]` -> what each learner attends to, `[B,L,C,h,w]` in 0..1; None: no attention."""
         return None
+
+    def regions(self, images: Tensor) -> list[Region]:
+        """Normalised images -> what each scale but the last one found, for pictures; empty: there is one scale."""
+        return []
+
+    @property
+    def scales_of_learners(self) -> int:
+        """How many groups of learners there are, equal in number and one after another, that see different inputs."""
+        return 1
 
     def attach(self, data: DataModule) -> None:
         """Once, before training: a method that decides what its batches are made of replaces `data.sampler`.
@@ -129,7 +158,15 @@ class Method(LightningModule):
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 
+    def projections(self) -> Iterable[nn.Linear]:
+        """The last layers of the learners, each once."""
+        return (module.projection for module in self.modules() if isinstance(module, Head))
+
     # What all share.
+
+    def outputs(self, images: Tensor) -> Tensor:
+        """Images `[B,3,H,W]` in [0,1] -> raw learner outputs `[B,L,d]`."""
+        return self.learners(self.normalize(images.contiguous(memory_format=torch.channels_last)))
 
     def embed(self, images: Tensor) -> Tensor:
         """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm.
@@ -137,19 +174,20 @@ class Method(LightningModule):
         The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
         the mean of the learners' squared distances (ABE eq. 3).
         """
-        images = images.contiguous(memory_format=torch.channels_last)
-        return F.normalize(self.learners(self.normalize(images)), dim=-1)
-
-    def attend(self, images: Tensor) -> Tensor | None:
-        """Images `[B,3,H,W]` in [0,1] -> `attention`, for pictures."""
-        return self.attention(self.normalize(images.contiguous(memory_format=torch.channels_last)))
+        return F.normalize(self.outputs(images), dim=-1)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        embeddings, labels = gather(self.embed(batch["image"]), batch["label"])
+        outputs, labels = gather(self.outputs(batch["image"]), batch["label"])
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         # Miners fail on NaN in words of their own.
-        self._check_finite("embeddings", embeddings.detach().sum())
-        with torch.autocast(embeddings.device.type, enabled=False):
-            terms = self.objective(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), labels)
+        self._check_finite("embeddings", outputs.detach().sum())
+        with torch.autocast(outputs.device.type, enabled=False):
+            terms = self.objective(F.normalize(outputs, dim=-1), labels)
+            if self.activation_decay:
+                weights = [layer.weight for layer in self.projections()]
+                terms["activation"] = functional.activation_decay(
+                    outputs, weights, self.activation_decay, self.unit_rows
+                )
         for name, value in terms.items():
             self._check_finite(name, value.detach())
         total = torch.stack(list(terms.values())).sum()

@@ -187,6 +187,9 @@ class DCES(Method):
     def fresh(self) -> Iterable[nn.Module]:
         return (self.slices,)
 
+    def projections(self) -> Iterable[nn.Linear]:
+        return self.slices  # type: ignore[return-value]
+
     # An iteration.
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:

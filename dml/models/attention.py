@@ -1,6 +1,11 @@
-"""Attention: weights over locations and channels, as pure functions of feature maps."""
+"""Attention: weights over locations and channels, as pure functions of feature maps, and regions that follow from them.
 
+B images, C channels, h x w cells, H x W pixels.
+"""
+
+import numpy as np
 import torch
+from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,3 +51,111 @@ class Dictionary(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return select(features, self.entries, self.alpha)
+
+
+@torch.no_grad()
+def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
+    """Where an object is: a random walk from every cell to cells with unlike features (DeML section 3.1, eq. 2, 3).
+
+    The weight of the edge from cell a to cell b is the Euclidean distance of their features, and the weights that leave
+    a cell sum to one. Mass flows along them, `M_b <- sum_a M_a D_ab`, from an even start, and gathers at the cells that
+    are unlike most others. (Eq. 3 as printed, `M <- D M`, never moves: D's rows sum to one.)
+
+    The mean of the last two states is returned: where cells are of two kinds and alike within a kind, the walk
+    alternates between them for ever, and their mean is the stationary state all the same.
+
+    Args:
+        maps: `[B,C,h,w]`, of one layer.
+        steps: of the walk.
+
+    Returns:
+        `[B,h,w]` float32, each map with sum one; even where all features of an image are alike.
+    """
+    features = maps.flatten(2).mT.float()  # [B,n,C]
+    size = features.square().sum(-1).mean(1)[:, None, None]
+    features = features - features.mean(1, keepdim=True)  # distances stay, and are exact for small ones too
+    squared = features.square().sum(-1)
+    squared = squared[:, :, None] + squared[:, None, :] - 2 * features @ features.mT
+    weights = squared.where(squared > 1e-9 * size, 0).sqrt()  # less is rounding
+    leaving = weights.sum(2, keepdim=True)
+    count = weights.shape[1]
+    walk = torch.where(leaving > 0, weights / leaving, 1 / count)
+    mass = before = maps.new_full((len(maps), 1, count), 1 / count, dtype=torch.float32)
+    for _ in range(steps):
+        mass, before = mass @ walk, mass
+    return ((mass + before) / 2).unflatten(2, maps.shape[2:]).squeeze(1)
+
+
+def object_boxes(proposals: Tensor) -> Tensor:
+    """The square around the largest part of a proposal that lies above its mean (DeML section 3.1).
+
+    A part is a set of pixels that touch one another, at corners too. The square is as long as the longer side of the
+    part's box and has its centre, moved inside the image where it stands out.
+
+    Args:
+        proposals: `[B,H,W]`, on any device; components are found on the CPU, all images in one pass of
+            `scipy.ndimage.label` (a GPU's label propagation takes as many passes as the longest part is long).
+
+    Returns:
+        `[B,4]` int64 on the device of the proposals: left, top, right, bottom, right and bottom exclusive. The whole
+        image (of an oblong one its middle square) where nothing stands out.
+    """
+    height, width = proposals.shape[1:]
+    mean = proposals.mean((1, 2), keepdim=True)
+    above = (proposals > mean * (1 + 1e-4)).cpu().numpy()  # an even map is above its mean nowhere
+    touching = np.zeros((3, 3, 3), bool)
+    touching[1] = True  # within an image, not between images
+    parts, count = ndimage.label(above, structure=touching)
+    boxes = np.tile(np.array([0, 0, width, height]), (len(above), 1))
+    if count:
+        sizes = np.bincount(parts.ravel(), minlength=count + 1)[1:]
+        found = ndimage.find_objects(parts)
+        image = np.array([box[0].start for box in found])
+        order = np.lexsort((-sizes, image))  # the largest of each image comes first
+        for part in order[np.unique(image[order], return_index=True)[1]]:
+            _, rows, columns = found[part]
+            boxes[image[part]] = columns.start, rows.start, columns.stop, rows.stop
+    return torch.as_tensor(_squares(boxes, height, width), device=proposals.device)
+
+
+def _squares(boxes: np.ndarray, height: int, width: int) -> np.ndarray:
+    """`[B,4]` boxes as squares inside the image."""
+    start, stop = boxes[:, :2], boxes[:, 2:]
+    side = (stop - start).max(1, keepdims=True).clip(max=min(height, width))
+    start = (start + stop - side) // 2
+    start = start.clip(0, np.array([width, height]) - side)
+    return np.concatenate([start, start + side], axis=1)
+
+
+@torch.no_grad()
+def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
+    """Each image's box, resized bilinearly to the size of the image: `[B,C,H,W]`, `[B,4]` -> `[B,C,H,W]`."""
+    height, width = images.shape[2:]
+    size = torch.tensor([width, height], dtype=torch.float32, device=images.device)
+    start, stop = boxes[:, :2] / size, boxes[:, 2:] / size  # of 1
+    theta = torch.zeros(len(images), 2, 3, device=images.device)
+    theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
+    theta[:, :, 2] = start + stop - 1
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images.dtype)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+class ChannelAttention(nn.Module):
+    """CAM: the channels of a map, each weighed by what the whole map holds (DeML section 3.2).
+
+    `U * sigmoid(W2 relu(W1 mean(U)))`, without biases as printed.
+
+    Args:
+        channels: C.
+        hidden: rows of W1.
+    """
+
+    def __init__(self, channels: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.W1 = nn.Linear(channels, hidden, bias=False)
+        self.W2 = nn.Linear(hidden, channels, bias=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """`[B,C,h,w]` -> the same, weighed."""
+        weights = torch.sigmoid(self.W2(F.relu(self.W1(maps.mean((2, 3))))))
+        return maps * weights[:, :, None, None]

@@ -11,6 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from dml.evaluation.evaluator import Table, self_cosines
 from dml.evaluation.metrics import rank
 from dml.evaluation.neighbours import nearest
 from dml.methods.base import Groups
+from dml.models.attention import crop_and_zoom
 
 # Okabe & Ito's palette, told apart by colour-blind readers too.
 BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
@@ -47,8 +49,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
     loss.set(xlabel="step", ylabel="training loss")
     recall.set(xlabel="step", ylabel=f"Recall@1 on {watched} classes")
-    for axes in (loss, recall):
-        axes.legend(frameon=False, fontsize=8)
+    for axes, corner in ((loss, "upper right"), (recall, "lower right")):
+        axes.legend(frameon=False, fontsize=8, loc=corner)
         axes.grid(alpha=0.3)
     return figure
 
@@ -116,7 +118,7 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
     axes.axhline(metrics["test/recall@1"], color=RED, linestyle="--", label="together")
     axes.axhline(metrics["untrained/recall@1"], color=GREY, linestyle=":", label="untrained, together")
     axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners), ylim=(0, 1))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
@@ -130,7 +132,7 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
         values = [metrics[f"first/{m}/{name}"] for m in counts]
         axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=name.replace("recall", "Recall"))
     axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts), ylim=(0, 1))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     axes.grid(alpha=0.3)
     return figure
 
@@ -174,7 +176,7 @@ def negative_distances(within: Tensor, between: Tensor) -> Figure:
             label = f"{name}, mean {distances.mean():.3f}"
             axes.hist(distances.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
     axes.set(xlabel="distance of a negative pair", ylabel="density")
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
@@ -196,7 +198,7 @@ def similarity_histograms(table: Table, pairs: int = 50_000, seed: int = 0) -> F
         label = f"{name}, mean {values.mean():.3f}"
         axes.hist(values.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
     axes.set(xlabel="cosine similarity", ylabel="density", xlim=(-1, 1))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     return figure
 
 
@@ -233,6 +235,34 @@ def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: in
                 _overlay(row[1 + learner], image, attention, low, high)
     for learner, axes in enumerate(grid[0, 1:]):
         axes.set_title(f"learner {learner}", fontsize=8)
+    return figure
+
+
+def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> Figure:
+    """What each scale sees, and what it finds there (DeML Fig. 4a), a row an image.
+
+    Args:
+        images: `[B,3,H,W]` in 0..1, what the first scale sees.
+        regions: proposal `[B,H,W]` and boxes `[B,4]` of each scale but the last.
+    """
+    figure = _figure(1.5 * (2 * len(regions) + 1) + 0.2, 1.5 * len(images) + 0.4)
+    grid = figure.subplots(len(images), 2 * len(regions) + 1, squeeze=False)
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for i in range(len(regions) + 1):
+        grid[0, 2 * i].set_title(f"scale {i} sees", fontsize=8)
+        for row, image in zip(grid, images, strict=True):
+            row[2 * i].imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+        if i < len(regions):
+            proposals, boxes = regions[i]
+            grid[0, 2 * i + 1].set_title("and finds", fontsize=8)
+            for row, image, found, box in zip(grid, images, proposals, boxes.tolist(), strict=True):
+                _overlay(row[2 * i + 1], image, found, float(found.min()), float(found.max()))
+                for axes in row[2 * i : 2 * i + 2]:
+                    corner, side = (box[0], box[1]), box[2] - box[0]
+                    axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=GREEN, linewidth=2))
+            images = crop_and_zoom(images, boxes)
     return figure
 
 

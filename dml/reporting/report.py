@@ -3,6 +3,7 @@
 import base64
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,28 @@ from dml.reporting.page import render
 from dml.reporting.table import rows, title, watched
 
 
+@dataclass(frozen=True)
+class Examples:
+    """Some test images and what a method attends to in them, on the CPU.
+
+    Attributes:
+        images: `[B,3,H,W]` in 0..1.
+        attention: of each learner, `[B,L,C,h,w]`; None: it does not attend.
+        regions: proposal `[B,H,W]` and boxes `[B,4]` of each scale but the last.
+    """
+
+    images: Tensor
+    attention: Tensor | None
+    regions: list[tuple[Tensor, Tensor]]
+
+
 def write_report(
     folder: Path,
     config: Mapping[str, Any],
     metrics: Mapping[str, float],
     table: Table,
     parts: Parts,
-    attention: tuple[Tensor, Tensor] | None,
+    examples: Examples,
 ) -> dict[str, Path]:
     """Draws the figures into `figures/` and writes `report.html` around them.
 
@@ -36,7 +52,7 @@ def write_report(
         metrics: what `metrics.json` will hold.
         table: test embeddings of the checkpoint that is the result.
         parts: data and split of the run.
-        attention: images `[B,3,H,W]` and what the learners attend to in them, `[B,L,C,h,w]`, if they do.
+        examples: for the pictures of attention.
 
     Returns:
         The pictures by name.
@@ -53,8 +69,10 @@ def write_report(
         images["easiest"] = figures.easiest_queries(queries, gallery, open_image)
     if "first/2/recall@1" in metrics:
         drawn["first"] = figures.first_learners(metrics)
-    if attention is not None:
-        drawn["attention"] = figures.attention_maps(*attention)
+    if examples.attention is not None:
+        drawn["attention"] = figures.attention_maps(examples.images, examples.attention)
+    if examples.regions:
+        drawn["regions"] = figures.object_regions(examples.images, examples.regions)
     if (groups := parts.method.groups()) is not None:
         drawn["clusters"] = figures.clusters_over_steps(records)
         images["cluster_images"] = figures.cluster_images(groups, parts.data.train_rows, open_image)
@@ -83,8 +101,13 @@ def _html(
         columns=[title(column) for column in columns],
         together=together,
         ranked=[title(column) for column in ranked],
+        scales=[[metrics[f"scales/{i}/{column}"] for column in ranked] for i in range(_scales(metrics))],
         apart=[[metrics[f"learners/{i}/{column}"] for column in ranked] for i in range(learners)],
         config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
         pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         versions=f"dml {dml.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     )
+
+
+def _scales(metrics: Mapping[str, float]) -> int:
+    return sum(name.startswith("scales/") and name.endswith("/recall@1") for name in metrics)

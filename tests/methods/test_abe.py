@@ -197,8 +197,8 @@ def test_numbers_that_are_none(method_of: MethodOf, option: str) -> None:
 
 
 def test_attention_is_between_0_and_1(method_of: MethodOf) -> None:
-    masks = method_of("method=abe", "method.M=3").eval().attend(torch.rand(2, 3, 32, 32))
+    masks = method_of("method=abe", "method.M=3").eval().attention(torch.rand(2, 3, 32, 32))
     assert masks is not None
     assert masks.shape == (2, 3, 32, 8, 8)
     assert ((masks > 0) & (masks < 1)).all()
-    assert method_of("method=mheads").attend(torch.rand(2, 3, 32, 32)) is None
+    assert method_of("method=mheads").attention(torch.rand(2, 3, 32, 32)) is None

@@ -80,7 +80,7 @@ def test_a_location_without_features_is_assigned_evenly(dtype: torch.dtype) -> N
 @pytest.mark.parametrize(("selection", "attention"), KINDS)
 def test_weights_sum_to_one_over_the_dictionary(method_of: MethodOf, selection: str, attention: str) -> None:
     options = [f"method.selection={selection}", f"method.attention={attention}", "method.N=6"]
-    weights = diablo(method_of, *options).eval().attend(torch.rand(2, 3, 32, 32))
+    weights = diablo(method_of, *options).eval().attention(torch.rand(2, 3, 32, 32))
     assert weights is not None
     cells = 8 if attention == "pre" else 4
     channels = 1 if selection == "feature" else 32 if attention == "pre" else 128

@@ -4,7 +4,7 @@ Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', 
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -51,9 +51,16 @@ class Stages(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, h, w] -> [B, C', h', w']."""
-        for stage in self.stages.values():
+        return self.tapped(x, ())[0]
+
+    def tapped(self, x: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """`forward`, and the outputs of those stages whose names are given and that are here."""
+        taps = {}
+        for name, stage in self.stages.items():
             x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
-        return x
+            if name in names:
+                taps[name] = x
+        return x, taps
 
     def train(self, mode: bool = True) -> "Stages":
         """As `nn.Module.train`, but frozen batch-norm statistics stay in eval mode."""

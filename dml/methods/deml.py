@@ -1,0 +1,216 @@
+"""DeML: decoupled metric learning with hybrid attention (Chen & Deng, CVPR 2019).
+
+B images, I scales, J learners a scale, d width of one learner. Names are the paper's: F the trunk up to pool3, G what
+follows, OAM the object attention between two scales, CAM the channel attention of a learner.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import orthogonal
+
+from dml.errors import UserError, not_negative, whole_number
+from dml.losses import functional
+from dml.methods.base import Method, NewHead, NewLoss, Region
+from dml.models.attention import ChannelAttention, crop_and_zoom, object_attention, object_boxes
+from dml.models.backbones.stages import Backbone, Stages
+from dml.models.heads import Head
+
+
+class Scale(nn.Module):
+    """The trunk of one scale and its J learners: `CA_j(G(CAM_j(F(x))))`, with G shared (section 3).
+
+    Args:
+        lower, upper: F and G.
+        cams: one a learner; none: the learners see F's output itself.
+        heads: one a learner.
+        layers: stages that object attention looks at.
+    """
+
+    def __init__(
+        self, lower: Stages, upper: Stages, cams: Iterable[nn.Module], heads: Iterable[Head], layers: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.F, self.G, self.layers = lower, upper, layers
+        self.cams, self.heads = nn.ModuleList(cams), nn.ModuleList(heads)
+
+    def proposals(self, maps: Tensor) -> Tensor:
+        """F's output `[B,C,h,w]` -> channel attention proposals `[B,J,C,h,w]`."""
+        return torch.stack([cam(maps) for cam in self.cams], dim=1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Normalised images -> learner outputs `[B,J,d]`, and the layers' maps, each `[B,C,h,w]`.
+
+        Above the channel attention each learner has maps of its own: object attention looks at their mean.
+        """
+        maps, below = self.F.tapped(images, self.layers)
+        proposals = self.proposals(maps)
+        batch = proposals.flatten(0, 1).contiguous(memory_format=torch.channels_last)  # [B*J,C,h,w]
+        features, above = self.G.tapped(batch, self.layers)
+        branches = features.unflatten(0, proposals.shape[:2])
+        outputs = torch.stack([head(branches[:, j]) for j, head in enumerate(self.heads)], dim=1)
+        taps = [*below.values(), *(tap.detach().unflatten(0, proposals.shape[:2]).mean(1) for tap in above.values())]
+        return outputs, taps
+
+
+class Adversary(nn.Module):
+    """The network that pulls a scale's learners together (Fig. 3c, eq. 4): `[N,J,d] -> [N,J,width]`.
+
+    The paper gives its place, not its layers. Here: one orthogonal layer and a leaky ReLU. Layers that are free learn
+    within a hundred steps to map everything to one point, which is the least that eq. 4 can be, and from there on
+    neither side has a gradient. An orthogonal layer keeps all distances, and the leaky ReLU shrinks them at most to a
+    tenth: to choose which ones is the adversary's play, and it never ends.
+
+    Args:
+        dim: d.
+        width: d or more.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.layer = orthogonal(nn.Linear(dim, width, bias=False))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        return F.leaky_relu(self.layer(embeddings), 0.1)
+
+
+class DeML(Method):
+    """I scales of J learners. Each scale sees what the one before found to be the object, enlarged.
+
+    Every scale has a trunk of its own, and all are trained together; no gradient passes the crop. The learners of a
+    scale are kept apart by an adversary: it maps them to where they agree (eq. 4), and by a reversed gradient they are
+    trained to differ there. Learner i*J + j is CA(i,j).
+
+    The released code differs: it has no adversary in use, but a contrastive hinge between the learners of a scale
+    (`adversary=hinge`).
+
+    Args:
+        backbone: split into F and G after the stage `branch`; every scale starts from a copy.
+        head, loss, dim: see `dml.methods.base`. A learner has floor(dim / (I J)) dimensions.
+        I, J: scales, and learners of each.
+        channel_attention: false leaves the CAMs out.
+        adversary: `grl`, eq. 4 behind a gradient reversal layer; `hinge`, 0.2 times the squared distances of learners
+            below 2; or `none`.
+        lambda_adv: weight of eq. 4 (lambda_0).
+        adversary_width: of its layer, a learner's dimensions or more; None: twice as many.
+        object_layers: stages whose maps object attention walks on; None: the last one, and the last at a higher
+            resolution (GoogLeNet: inception4e and inception5b, as in the paper).
+        branch: last stage of F; None: the backbone's own (GoogLeNet: pool3, as in the paper).
+        checkpointing: the activations inside a stage are computed twice rather than kept.
+        options: see `Method`.
+
+    Raises:
+        UserError: I or J below 1, a width that leaves a learner no dimension, an unknown adversary, or a stage that the
+            backbone lacks.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        I: int,  # noqa: E741 (the paper's name)
+        J: int,
+        channel_attention: bool = True,
+        adversary: Literal["grl", "hinge", "none"] = "grl",
+        lambda_adv: float = 1.0,
+        adversary_width: int | None = None,
+        object_layers: list[str] | None = None,
+        branch: str | None = None,
+        checkpointing: bool = False,
+        **options: Any,
+    ) -> None:
+        whole_number("method.I", I, 1)
+        whole_number("method.J", J, 1)
+        not_negative("method.lambda_adv", lambda_adv)
+        if adversary not in ("grl", "hinge", "none"):
+            raise UserError(f"method.adversary={adversary} is unknown: choose grl, hinge or none.")
+        d = dim // (I * J)
+        if d < 1:
+            raise UserError(f"head.dim={dim} leaves the {I * J} learners no dimension: make it {I * J} or more.")
+        super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
+        self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
+        branch = branch or backbone.branch
+        layers = _object_layers(backbone, object_layers)
+        self.scales = nn.ModuleList()
+        for _ in range(I):
+            lower, upper = copy.deepcopy(backbone).split(branch)
+            lower.checkpointing = upper.checkpointing = checkpointing
+            channels = backbone.out_channels[branch]
+            cams = [ChannelAttention(channels) if channel_attention else nn.Identity() for _ in range(J)]
+            self.scales.append(Scale(lower, upper, cams, [head(d) for _ in range(J)], layers))
+        played = adversary == "grl" and J > 1
+        width = 2 * d if adversary_width is None else adversary_width
+        whole_number("method.adversary_width", width, d)
+        self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
+
+    @property
+    def scales_of_learners(self) -> int:
+        return self.I
+
+    def learners(self, images: Tensor) -> Tensor:
+        return self._walk(images)[0]
+
+    def regions(self, images: Tensor) -> list[Region]:
+        return self._walk(images)[1]
+
+    def _walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
+        """Normalised images -> outputs of all learners `[B,I*J,d]`, and where each scale but the last found the object
+        that the next one looks at."""
+        outputs, regions = [], []
+        for i, scale in enumerate(self.scales):
+            of_scale, maps = scale(images)
+            outputs.append(of_scale)
+            if i + 1 < self.I:
+                proposal = torch.stack([_resized(object_attention(layer), images) for layer in maps]).mean(0)
+                regions.append(Region(proposal, object_boxes(proposal)))
+                images = crop_and_zoom(images, regions[-1].boxes)
+        return torch.cat(outputs, dim=1), regions
+
+    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Eq. 5, the mean of the learners' losses, and what keeps the learners of a scale apart (eq. 4)."""
+        terms = {"metric": super().objective(embeddings, labels)["metric"] / (self.I * self.J)}
+        of_scales = embeddings.unflatten(1, (self.I, self.J)).unbind(1)
+        if self.adversaries:
+            mapped = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
+            terms["adversary"] = self.lambda_adv * torch.stack([functional.discrepancy(m) for m in mapped]).sum()
+        if self.adversary == "hinge" and self.J > 1:
+            apart = [functional.divergence(e, margin=2.0) for e in of_scales]
+            terms["hinge"] = 0.2 * torch.stack(apart).sum()
+        return terms
+
+    def attention(self, images: Tensor) -> Tensor | None:
+        """The channel attention proposals of the first scale (Fig. 4b)."""
+        first = self.scales[0]
+        assert isinstance(first, Scale)
+        maps: Tensor = first.F(images)
+        return first.proposals(maps)
+
+    def fresh(self) -> Iterable[nn.Module]:
+        for scale in self.scales:
+            assert isinstance(scale, Scale)
+            yield from (scale.cams, scale.heads)
+        yield self.adversaries
+
+
+def _resized(maps: Tensor, images: Tensor) -> Tensor:
+    """`[B,h,w]` -> `[B,H,W]` of the images."""
+    return F.interpolate(maps[:, None], images.shape[2:], mode="bilinear", align_corners=False).squeeze(1)
+
+
+def _object_layers(backbone: Backbone, names: list[str] | None) -> tuple[str, ...]:
+    stages = list(backbone.stages)
+    if names is None:
+        finer = [name for name in stages if backbone.stride[name] < backbone.stride[stages[-1]]]
+        return (finer[-1], stages[-1])
+    if not names or not set(names) <= set(stages):
+        raise UserError(
+            f"method.object_layers={list(names)} has to name stages of the backbone: they are {', '.join(stages)}."
+        )
+    return tuple(names)

@@ -1,0 +1,233 @@
+"""DeML: widths, scales, the game of the adversary, and that DeML(1,1) without channel attention is its baseline."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch.nn import functional as F
+
+from dml.errors import UserError
+from dml.loggers import read_metrics
+from dml.losses import functional
+from dml.methods.base import Method
+from dml.methods.deml import Adversary
+from dml.models.attention import crop_and_zoom
+from dml.train import run
+from tests.conftest import TINY
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MethodOf = Callable[..., Method]
+
+
+def deml(method_of: MethodOf, *options: str) -> Any:
+    return method_of("method=deml", *options)
+
+
+def test_nine_learners_of_512_have_56_dimensions(method_of: MethodOf) -> None:
+    method = deml(method_of, "method.I=3", "method.J=3", "head.dim=512").eval()
+    embeddings = method.embed(torch.rand(2, 3, 32, 32))
+    assert embeddings.shape == (2, 9, 56)
+    assert len(method.losses) == 9
+
+
+def test_learners_are_those_of_the_scales_in_turn(method_of: MethodOf) -> None:
+    """By hand: each scale on what the one before found, each learner behind its channel attention, one G a scale."""
+    method = deml(method_of, "method.I=3", "method.J=2").eval()
+    images = torch.rand(2, 3, 32, 32)
+    images[0, :, 4:16, 10:22] += 2
+    seen, rows = method.normalize(images), []
+    regions = method.regions(seen)
+    assert len(regions) == 2
+    for i, scale in enumerate(method.scales):
+        maps = scale.F(seen)
+        rows += [scale.heads[j](scale.G(scale.cams[j](maps))) for j in range(2)]
+        if i < 2:
+            seen = crop_and_zoom(seen, regions[i].boxes)
+    torch.testing.assert_close(method.embed(images), F.normalize(torch.stack(rows, 1), dim=-1), rtol=1e-4, atol=1e-5)
+    assert {id(p) for p in method.scales[0].parameters()}.isdisjoint(id(p) for p in method.scales[1].parameters())
+    assert method.scales_of_learners == 3
+
+
+def test_scales_start_from_the_same_trunk(method_of: MethodOf) -> None:
+    method = deml(method_of, "method.I=2")
+    for one, other in zip(method.scales[0].G.parameters(), method.scales[1].G.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_object_attention_looks_at_the_layers_asked_for(method_of: MethodOf) -> None:
+    assert deml(method_of).scales[0].layers == ("block2", "block4")
+    assert deml(method_of, "backbone=googlenet_v1", "image_size=64").scales[0].layers == ("inception4e", "inception5b")
+    chosen = deml(method_of, "method.object_layers=[block3]").eval()
+    assert len(chosen.regions(torch.rand(2, 3, 32, 32))) == 1
+
+
+def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(method_of: MethodOf) -> None:
+    """U_d with L_act: the same parameters, loss terms and gradients."""
+    loss = ["loss=binomial_deviance", "loss.loss.gamma=35", "method.activation_decay=0.014"]
+    one = method_of("method=baseline", *loss)
+    other = deml(method_of, "method.I=1", "method.J=1", "method.channel_attention=false")
+    assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in other.parameters())
+    for scale in (other.scales[0],):
+        merged = {**scale.F.stages, **scale.G.stages}
+        for name, stage in one.backbone.stages.items():  # type: ignore[union-attr]
+            merged[name].load_state_dict(stage.state_dict())
+        scale.heads[0].load_state_dict(one.head.state_dict())  # type: ignore[union-attr]
+    batch = {"image": torch.rand(8, 3, 32, 32), "label": torch.arange(8) // 2, "index": torch.arange(8)}
+    losses = []
+    for method in (one, other):
+        method.log = lambda *_, **__: None  # type: ignore[method-assign]
+        method.training_step(batch, 0).backward()
+        losses.append({name: float(value) for name, value in method.terms.items()})
+    assert losses[0] == pytest.approx(losses[1])
+    assert set(losses[0]) == {"train/metric", "train/activation", "train/loss"}
+    assert losses[0]["train/activation"] > 0
+    theirs, ours = (
+        sorted(float(p.grad.double().norm()) for p in m.parameters() if p.grad is not None) for m in (one, other)
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_the_game_has_no_term_without_an_opponent(method_of: MethodOf) -> None:
+    labels = torch.arange(6) // 2
+    for options in (["method.J=1"], ["method.adversary=none"]):
+        method = deml(method_of, *options)
+        terms = method.objective(F.normalize(torch.randn(6, 2 * method.J, 3), dim=-1), labels)
+        assert set(terms) == {"metric"}
+        assert len(method.adversaries) == 0
+
+
+def test_metric_is_the_mean_over_learners(method_of: MethodOf) -> None:
+    method = deml(method_of, "method.adversary=none")
+    embeddings, labels = F.normalize(torch.randn(6, 8, 3), dim=-1), torch.arange(6) // 2
+    apart = [functional.binomial_deviance(embeddings[:, i], labels, 2.0, 0.5, 35.0) for i in range(8)]
+    torch.testing.assert_close(method.objective(embeddings, labels)["metric"], torch.stack(apart).mean())
+
+
+def test_discrepancy_is_equation_4() -> None:
+    mapped = torch.randn(5, 3, 4, dtype=torch.float64)
+    total = sum(
+        float((mapped[n, j] - mapped[n, k]).square().sum()) for n in range(5) for j in range(3) for k in range(3)
+    )
+    assert functional.discrepancy(mapped).item() == pytest.approx(total / 5, rel=1e-12)
+    assert functional.discrepancy(mapped[:, :1]).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) -> None:
+    """The adversary goes down the discrepancy, learners go up it, each at the scale lambda_adv."""
+    torch.manual_seed(0)
+    method = deml(method_of, "method.I=1", "method.J=3", "method.lambda_adv=0.7").double()
+    net: Adversary = method.adversaries[0]
+    embeddings = F.normalize(torch.randn(4, 3, 8, dtype=torch.float64), dim=-1).requires_grad_()
+    labels = torch.arange(4) // 2
+
+    def played() -> torch.Tensor:
+        return method.objective(embeddings, labels)["adversary"]
+
+    method.zero_grad()
+    value = played()
+    assert value.item() == pytest.approx(0.7 * functional.discrepancy(net(embeddings)).item())
+    value.backward()
+    step = 1e-6
+    (weight,) = net.parameters()
+    for parameter, sign in ((weight, 1), (embeddings, -1)):
+        gradient = parameter.grad
+        assert gradient is not None
+        for at in ((1, 0), (2, 1), (3, 2)):  # below the diagonal, where the layer has its parameters
+            with torch.no_grad():
+                parameter[at].add_(step)
+                above = played()
+                parameter[at].sub_(2 * step)
+                below = played()
+                parameter[at].add_(step)
+            slope = float((above - below).sum()) / (2 * step)
+            if parameter is embeddings:  # at a row of numbers: each was moved
+                assert float(gradient[at].sum()) == pytest.approx(sign * slope, rel=1e-4, abs=1e-7)
+            else:
+                assert float(gradient[at]) == pytest.approx(sign * slope, rel=1e-4, abs=1e-7)
+
+
+def test_playing_moves_learners_apart_and_never_ends() -> None:
+    """Free embeddings instead of a network: what the reversed gradient does to them, the adversary playing along."""
+    torch.manual_seed(0)
+    net = Adversary(8, 32)
+    common = F.normalize(torch.randn(64, 1, 8), dim=-1)
+    embeddings = (common + 0.1 * torch.randn(64, 4, 8)).requires_grad_()
+    optimizer = torch.optim.Adam([embeddings, *net.parameters()], lr=1e-2)
+
+    def agreement() -> float:
+        unit = F.normalize(embeddings.detach(), dim=-1)
+        return float(((unit.sum(1).square().sum(-1) - 4) / 12).mean())
+
+    before = agreement()
+    for _ in range(200):
+        optimizer.zero_grad()
+        value = functional.discrepancy(net(functional.reverse(F.normalize(embeddings, dim=-1))))
+        value.backward()
+        optimizer.step()
+    assert before > 0.8
+    assert agreement() < 0
+    assert value.item() > 1  # of 32 at most
+    weight = net.layer.weight
+    torch.testing.assert_close(weight.T @ weight, torch.eye(8), rtol=0, atol=1e-4)
+    # The adversary's part: against fixed learners it brings the discrepancy down.
+    fixed = F.normalize(torch.randn(64, 4, 8), dim=-1)
+    alone = torch.optim.Adam(net.parameters(), lr=1e-2)
+    start = functional.discrepancy(net(fixed)).item()
+    for _ in range(50):
+        alone.zero_grad()
+        functional.discrepancy(net(fixed)).backward()
+        alone.step()
+    assert 0.01 * functional.discrepancy(fixed).item() < functional.discrepancy(net(fixed)).item() < 0.9 * start
+
+
+def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
+    method = deml(method_of, "method.adversary=hinge", "method.I=2", "method.J=2")
+    embeddings, labels = F.normalize(torch.randn(5, 4, 6), dim=-1), torch.tensor([0, 0, 1, 1, 1])
+    by_hand = 0.0
+    for n in range(5):
+        for a, b in ((0, 1), (2, 3)):
+            by_hand += 2 * max(0.0, 2 - float((embeddings[n, a] - embeddings[n, b]).square().sum())) / 5
+    assert method.objective(embeddings, labels)["hinge"].item() == pytest.approx(0.2 * by_hand, rel=1e-5)
+
+
+def test_activation_decay_is_equation_6() -> None:
+    torch.manual_seed(0)
+    outputs = torch.randn(5, 3, 4, dtype=torch.float64)
+    weights = [torch.randn(4, 7, dtype=torch.float64) for _ in range(3)]
+    decay = 0.014 / (2 * 3 * 5) * float(outputs.square().sum())
+    for weight in weights:
+        apart = weight @ weight.T - torch.eye(4, dtype=torch.float64)
+        decay += 0.25 * float(torch.trace(apart * apart))
+    assert functional.activation_decay(outputs, weights, 0.014, 0.25).item() == pytest.approx(decay, rel=1e-12)
+
+
+def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[..., DictConfig]) -> None:
+    config = configure(*TINY, "method=deml", "method.I=2", "method.J=2", "trainer.max_steps=2", "protocol.every=2")
+    metrics = run(config, [])
+    folder = Path(config.paths.output_dir)
+    assert {f"scales/{i}/recall@1" for i in range(2)} <= metrics.keys()
+    records = read_metrics(folder / "metrics.jsonl")
+    terms = next(record for record in records if "train/loss" in record)
+    assert {"train/metric", "train/adversary", "train/activation"} <= terms.keys()
+    page = (folder / "report.html").read_text()
+    assert 'alt="What each scale sees' in page
+    assert 'alt="What each learner attends to' in page
+    assert "<th>scale</th>" in page
+
+
+def test_mistakes_are_told(method_of: MethodOf) -> None:
+    for options, sentence in (
+        (["method.I=0"], r"method\.I=0 has to be a whole number between 1"),
+        (["method.J=0"], r"method\.J=0 has to be a whole number between 1"),
+        (["method.I=5", "method.J=5"], r"head\.dim=24 leaves the 25 learners no dimension: make it 25 or more"),
+        (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to name stages .* block1, block2"),
+        (["method.adversary=chess"], r"method\.adversary=chess is unknown: choose grl, hinge or none"),
+        (["method.adversary_width=2"], r"method\.adversary_width=2 has to be a whole number between 3"),
+        (["method.lambda_adv=-1"], r"method\.lambda_adv=-1"),
+        (["method.activation_decay=-1"], r"method\.activation_decay=-1"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            deml(method_of, *options)
