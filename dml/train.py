@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from dml.build import Parts, build, make
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table, embed_rows
+from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
 from dml.folder import RunFolder
@@ -249,6 +250,11 @@ class Course(Callback):
 
     def _evaluate(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
         figures, table = self._score(trainer, part)
+        if self.parts.protocol.seen and part == self.watched:
+            rows = self.parts.split.train
+            trained = embed_rows(trainer, rows, f"training images at step {trainer.global_step}")
+            recall = evaluate(trained.embeddings.flatten(1), trained.labels, ks=(1,), clustering=False)["recall@1"]
+            figures["seen/recall@1"] = recall
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, figures[f"{part}/recall@1"], part)
         self._log_evaluation(trainer, figures)
         return figures, table

@@ -55,6 +55,7 @@ class Conventional:
         clustering: report NMI and F1 at the end (k-means with one cluster a test class).
         slices: cut the embedding of a method with a single learner into as many slices and score those too, which is
             what DCES compares its learners with (Table 7, Fig. 10).
+        seen: Recall@1 among the training images too, at every evaluation (DeML Fig. 5): it costs a pass over them.
 
     Raises:
         UserError: a K, an interval or a number of slices that is no positive number.
@@ -69,6 +70,7 @@ class Conventional:
         batch_size: int = 128,
         clustering: bool = True,
         slices: int = 1,
+        seen: bool = False,
     ) -> None:
         if not ks or any(k < 1 for k in ks):
             raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
@@ -80,7 +82,7 @@ class Conventional:
             raise UserError(f"protocol.unit={unit} has to be steps or epochs.")
         self.ks = tuple(ks)
         self.every, self.unit = every, unit
-        self.batch_size, self.clustering, self.slices = batch_size, clustering, slices
+        self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
     def split(self, records: Records) -> Split:
         """Training classes to train on; test classes as query and gallery, or apart where the data set has them so."""

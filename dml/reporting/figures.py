@@ -44,6 +44,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     lines = {f"{watched}/recall@1": "together"}
     if watched == "test":
         lines["learners/mean/recall@1"] = "mean learner"
+    if any("seen/recall@1" in record for record in records):
+        lines["seen/recall@1"] = "training images"
     for name, label in lines.items():
         points = [(record["step"], record[name]) for record in records if name in record]
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)

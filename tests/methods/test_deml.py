@@ -66,7 +66,7 @@ def test_object_attention_looks_at_the_layers_asked_for(method_of: MethodOf) -> 
 
 def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(method_of: MethodOf) -> None:
     """U_d with L_act: the same parameters, loss terms and gradients."""
-    loss = ["loss=binomial_deviance", "loss.loss.gamma=35", "method.activation_decay=0.014"]
+    loss = ["loss=deml_binomial", "method.activation_decay=0.014"]
     one = method_of("method=baseline", *loss)
     other = deml(method_of, "method.I=1", "method.J=1", "method.channel_attention=false")
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in other.parameters())
@@ -205,8 +205,10 @@ def test_activation_decay_is_equation_6() -> None:
 
 
 def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[..., DictConfig]) -> None:
-    config = configure(*TINY, "method=deml", "method.I=2", "method.J=2", "trainer.max_steps=2", "protocol.every=2")
+    options = ["method=deml", "method.I=2", "method.J=2", "trainer.max_steps=2", "protocol.every=2"]
+    config = configure(*TINY, *options, "protocol.seen=true")
     metrics = run(config, [])
+    assert 0 <= metrics["seen/recall@1"] <= 1
     folder = Path(config.paths.output_dir)
     assert {f"scales/{i}/recall@1" for i in range(2)} <= metrics.keys()
     records = read_metrics(folder / "metrics.jsonl")

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
 from dml.methods.base import Groups
+from dml.models.attention import crop_and_zoom
 from dml.reporting import figures
 from dml.reporting.table import print_table
 
@@ -64,9 +65,11 @@ def test_curves_follow_the_records() -> None:
         {"step": 0, "test/recall@1": 0.1, "learners/mean/recall@1": 0.05},
         {"step": 1, "train/loss": 2.0},
         {"step": 2, "train/loss": 1.5},
-        {"step": 2, "test/recall@1": 0.3, "learners/mean/recall@1": 0.2},
+        {"step": 2, "test/recall@1": 0.3, "learners/mean/recall@1": 0.2, "seen/recall@1": 0.7},
     ]
     loss, recall = figures.curves(records).axes
+    assert recall.lines[2].get_xydata().tolist() == [[2, 0.7]]
+    assert recall.lines[2].get_label() == "training images"
     assert loss.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 1.5]]
     assert recall.lines[0].get_xydata().tolist() == [[0, 0.1], [2, 0.3]]
 
@@ -216,3 +219,24 @@ def test_gallery_leaves_the_own_camera_out() -> None:
     opened.clear()
     figures.retrieval_gallery(queries, gallery, open_image, cameras=np.array([5, 5, 5, 6]), k=2)
     assert opened == [0, 2, 3]
+
+
+def test_object_regions_show_what_each_scale_sees() -> None:
+    images = torch.rand(2, 3, 20, 20)
+    regions = [(torch.rand(2, 20, 20), torch.tensor([[2, 4, 12, 14], [0, 0, 20, 20]]))] * 2
+    grid = np.array(figures.object_regions(images, regions).axes).reshape(2, 5)
+    assert [axes.get_title() for axes in grid[0]] == [
+        "scale 0 sees",
+        "and finds",
+        "scale 1 sees",
+        "and finds",
+        "scale 2 sees",
+    ]
+    square = grid[0, 0].patches[0]
+    assert (square.get_xy(), square.get_width(), square.get_height()) == ((2, 4), 10, 10)
+    shown = [np.asarray(axes.images[0].get_array()) for axes in grid[:, 2]]
+    first = crop_and_zoom(images, regions[0][1])
+    for picture, expected in zip(shown, first, strict=True):
+        np.testing.assert_allclose(picture, expected.permute(1, 2, 0), atol=1e-6)
+    np.testing.assert_allclose(shown[1], images[1].permute(1, 2, 0), atol=1e-5)  # the whole image
+    assert all(len(axes.patches) == 0 for axes in grid[:, 4])
