@@ -71,7 +71,12 @@ def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
     Returns:
         `[B,h,w]` float32, each map with sum one; even where all features of an image are alike.
     """
-    features = maps.flatten(2).mT.float()  # [B,n,C]
+    with torch.autocast(maps.device.type, enabled=False):  # distances in bfloat16 would be noise
+        return _walked(maps.float(), steps)
+
+
+def _walked(maps: Tensor, steps: int) -> Tensor:
+    features = maps.flatten(2).mT  # [B,n,C]
     size = features.square().sum(-1).mean(1)[:, None, None]
     features = features - features.mean(1, keepdim=True)  # distances stay, and are exact for small ones too
     squared = features.square().sum(-1)
@@ -80,7 +85,7 @@ def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
     leaving = weights.sum(2, keepdim=True)
     count = weights.shape[1]
     walk = torch.where(leaving > 0, weights / leaving, 1 / count)
-    mass = before = maps.new_full((len(maps), 1, count), 1 / count, dtype=torch.float32)
+    mass = before = maps.new_full((len(maps), 1, count), 1 / count)
     for _ in range(steps):
         mass, before = mass @ walk, mass
     return ((mass + before) / 2).unflatten(2, maps.shape[2:]).squeeze(1)
@@ -136,7 +141,8 @@ def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
     theta = torch.zeros(len(images), 2, 3, device=images.device)
     theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
     theta[:, :, 2] = start + stop - 1
-    grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images.dtype)
+    with torch.autocast(images.device.type, enabled=False):  # coordinates in bfloat16 would be pixels off
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images.dtype)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 

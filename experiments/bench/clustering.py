@@ -174,7 +174,7 @@ def train(options: argparse.Namespace) -> None:
         parts = build(configuration(*options.overrides))
         parts.method = load(str(last))
         running = torch.load(last, weights_only=True)["dces"]["memory"].numpy()
-        parts.data._cache_in = None
+        parts.data.cache = None
         table = embed(parts.method, parts.data.eval_dataloader(parts.split.train), lambda batch: batch)
         fresh = table.embeddings.flatten(1).numpy()
     k = configuration(*options.overrides).method.K

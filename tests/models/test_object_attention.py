@@ -76,11 +76,16 @@ def test_small_differences_on_a_large_offset_count() -> None:
     assert found[2, 2] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_half_precision_is_walked_in_float32() -> None:
+def test_half_precision_is_walked_and_cut_in_float32() -> None:
     maps = torch.rand(2, 8, 5, 5, generator=torch.Generator().manual_seed(3)).bfloat16()
     found = object_attention(maps)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, object_attention(maps.float()))
+    images, boxes = torch.rand(2, 3, 64, 64), torch.tensor([[8, 4, 29, 25], [0, 0, 64, 64]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(object_attention(maps.float()), found)
+        zoomed = crop_and_zoom(images, boxes)
+    torch.testing.assert_close(zoomed.float(), crop_and_zoom(images, boxes))
 
 
 def literal_box(proposal: np.ndarray) -> list[int]:
