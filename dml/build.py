@@ -184,8 +184,8 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
     """Size and cost of the embedding of one image.
 
     Returns:
-        `params`, the parameters of the network without those of the losses, and `flops`, multiply-adds of its
-        convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
+        `params`, the parameters of the network without those that only training needs, as losses have; `flops`,
+        multiply-adds of its convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
         UserError: an image that does not pass the network.
@@ -201,6 +201,6 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
                 "one."
             ) from error
     method.train(training)
-    of_losses = sum(p.numel() for p in method.losses.parameters())
-    params = sum(p.numel() for p in method.parameters()) - of_losses
+    left_out = {id(p) for module in method.training_only() for p in module.parameters()}
+    params = sum(p.numel() for p in method.parameters() if id(p) not in left_out)
     return {"params": params, "flops": counter.get_total_flops() // 2}

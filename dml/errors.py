@@ -26,3 +26,9 @@ def not_negative(option: str, value: Any) -> None:
     """Raises UserError unless `value` is a number of 0 or more."""
     if not isinstance(value, int | float) or not value >= 0:
         raise UserError(f"{option}={value} has to be a number of 0 or more.")
+
+
+def true_or_false(option: str, value: Any) -> None:
+    """Raises UserError unless `value` is a truth value: Hydra takes `no` for a word, which counts as true."""
+    if not isinstance(value, bool):
+        raise UserError(f"{option}={value} has to be true or false.")

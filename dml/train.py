@@ -311,7 +311,7 @@ class Course(Callback):
             seen = seen.contiguous(memory_format=torch.channels_last)
             maps, regions = method.attention(seen), method.regions(seen)
         method.train(training)
-        found = [(r.proposal.float().cpu(), r.boxes.cpu()) for r in regions if r.proposal is not None]
+        found = [(r.proposal.float().cpu(), r.boxes.cpu()) for r in regions]
         return Examples(images, None if maps is None else maps.float().cpu(), found)
 
 

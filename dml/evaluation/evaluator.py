@@ -141,7 +141,7 @@ def score(
         slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
             `learners/...`, which DCES compares its learners with.
         scales: the learners are so many groups, one after another; of several, `scales/<i>/...` are of a group together
-            (DeML Table 2).
+            (DeML Table 2), `scales/<i>/self_cosine` is between its learners (Table 4).
         final: with the figures that only the last evaluation of a run gives: `first/...`.
 
     Raises:
@@ -173,6 +173,8 @@ def score(
         own = slice(i * learners // scales, (i + 1) * learners // scales)
         of_scale = figures(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
         result |= {f"scales/{i}/{figure}": value for figure, value in of_scale.items() if _ranked(figure)}
+        if learners > scales:
+            result[f"scales/{i}/self_cosine"] = float(self_cosines(queries.embeddings[:, own]).mean())
     if final:
         between = [figures(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
         for m, first in enumerate([apart[0], *between, together], 1):

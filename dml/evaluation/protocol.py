@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dml.data.records import Records
-from dml.errors import UserError, whole_number
+from dml.errors import UserError, true_or_false, whole_number
 from dml.evaluation.evaluator import Retrieval, Table, score
 from dml.evaluation.metrics import cluster, evaluate
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
@@ -72,6 +72,8 @@ class Conventional:
         slices: int = 1,
         seen: bool = False,
     ) -> None:
+        true_or_false("protocol.clustering", clustering)
+        true_or_false("protocol.seen", seen)
         if not ks or any(k < 1 for k in ks):
             raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
         if 1 not in ks:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.errors import not_negative
+from dml.errors import not_negative, true_or_false
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone, Stages
@@ -58,6 +58,7 @@ class Ensemble(Method):
         d = share(dim, M, "method.M")
         not_negative("method.lambda_div", lambda_div)
         not_negative("method.margin_div", margin_div)
+        true_or_false("method.checkpointing", checkpointing)
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(M)], **options)
         self.M, self.d, self.lambda_div, self.margin_div = M, d, lambda_div, margin_div
         self.branch = branch or backbone.branch

@@ -126,7 +126,7 @@ class Method(LightningModule):
         return {"metric": torch.stack(terms).sum()}
 
     def attention(self, images: Tensor) -> Tensor | None:
-        """Normalised images `[B,3,H,W]` -> what each learner attends to, `[B,L,C,h,w]` in 0..1; None: no attention."""
+        """Normalised images `[B,3,H,W]` -> what learners attend to, `[B,L,C,h,w]`, for pictures; None: no attention."""
         return None
 
     def regions(self, images: Tensor) -> list[Region]:
@@ -157,6 +157,10 @@ class Method(LightningModule):
     def fresh(self) -> Iterable[nn.Module]:
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
+
+    def training_only(self) -> Iterable[nn.Module]:
+        """What is no part of the embedding: neither its size nor its cost."""
+        return (self.losses,)
 
     def projections(self) -> Iterable[nn.Linear]:
         """The last layers of the learners, each once."""

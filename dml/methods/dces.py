@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
 from dml.distributed import gather_rows
-from dml.errors import UserError, not_negative, positive, whole_number
+from dml.errors import UserError, not_negative, positive, true_or_false, whole_number
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
 from dml.methods.base import Groups, Method, NewHead, NewLoss, share
@@ -142,8 +142,7 @@ class DCES(Method):
         width = share(dim, K, "method.K")
         whole_number("method.T", T, 1)
         positive("method.finetune_lr_factor", finetune_lr_factor)
-        if not isinstance(split_embedding, bool):
-            raise UserError(f"method.split_embedding={split_embedding} has to be true or false.")
+        true_or_false("method.split_embedding", split_embedding)
         _one_of("grouping", grouping, ("kmeans", "random", "labels"))
         _one_of("space", space, ("embedding", "features"))
         _one_of("match", match, ("iou", "none"))

@@ -5,18 +5,17 @@ follows, OAM the object attention between two scales, CAM the channel attention 
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import orthogonal
 
-from dml.errors import UserError, not_negative, whole_number
+from dml.errors import UserError, not_negative, true_or_false, whole_number
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, Region
-from dml.models.attention import ChannelAttention, crop_and_zoom, object_attention, object_boxes
+from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
 
@@ -58,12 +57,15 @@ class Scale(nn.Module):
 
 
 class Adversary(nn.Module):
-    """The network that pulls a scale's learners together (Fig. 3c, eq. 4): `[N,J,d] -> [N,J,width]`.
+    """The network that pulls a scale's learners together (Fig. 3c, eq. 4): `[N,J,d] -> [N,J,width]`, in float32.
 
     The paper gives its place, not its layers. Here: one orthogonal layer and a leaky ReLU. Layers that are free learn
     within a hundred steps to map everything to one point, which is the least that eq. 4 can be, and from there on
     neither side has a gradient. An orthogonal layer keeps all distances, and the leaky ReLU shrinks them at most to a
     tenth: to choose which ones is the adversary's play, and it never ends.
+
+    torch's `parametrizations.orthogonal` was passed over: weight decay moves what it takes for signs, and the layer is
+    zero from then on.
 
     Args:
         dim: d.
@@ -72,10 +74,15 @@ class Adversary(nn.Module):
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.layer = orthogonal(nn.Linear(dim, width, bias=False))
+        self.weight = nn.Parameter(torch.randn(width, dim))  # spans the layer's columns; its scale does not matter
+
+    def layer(self) -> Tensor:
+        """`[width,d]` with orthonormal columns."""
+        columns, upper = torch.linalg.qr(self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)))
+        return columns * upper.diagonal().sign()  # without the signs it would jump where one changes
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        return F.leaky_relu(self.layer(embeddings), 0.1)
+        return F.leaky_relu(F.linear(embeddings, self.layer()), 0.1)
 
 
 class DeML(Method):
@@ -83,7 +90,8 @@ class DeML(Method):
 
     Every scale has a trunk of its own, and all are trained together; no gradient passes the crop. The learners of a
     scale are kept apart by an adversary: it maps them to where they agree (eq. 4), and by a reversed gradient they are
-    trained to differ there. Learner i*J + j is CA(i,j).
+    trained to differ there. Learner i*J + j is CA(i,j). The adversary is given the learners' outputs at unit norm,
+    where eq. 4 has them as they are: by length alone learners would differ without end.
 
     The released code differs: it has no adversary in use, but a contrastive hinge between the learners of a scale
     (`adversary=hinge`).
@@ -128,12 +136,18 @@ class DeML(Method):
     ) -> None:
         whole_number("method.I", I, 1)
         whole_number("method.J", J, 1)
+        true_or_false("method.channel_attention", channel_attention)
+        true_or_false("method.checkpointing", checkpointing)
         not_negative("method.lambda_adv", lambda_adv)
         if adversary not in ("grl", "hinge", "none"):
             raise UserError(f"method.adversary={adversary} is unknown: choose grl, hinge or none.")
         d = dim // (I * J)
         if d < 1:
             raise UserError(f"head.dim={dim} leaves the {I * J} learners no dimension: make it {I * J} or more.")
+        played = adversary == "grl" and J > 1
+        width = 2 * d if adversary_width is None else adversary_width
+        if played:
+            whole_number("method.adversary_width", width, d)
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
         self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
         branch = branch or backbone.branch
@@ -145,9 +159,8 @@ class DeML(Method):
             channels = backbone.out_channels[branch]
             cams = [ChannelAttention(channels) if channel_attention else nn.Identity() for _ in range(J)]
             self.scales.append(Scale(lower, upper, cams, [head(d) for _ in range(J)], layers))
-        played = adversary == "grl" and J > 1
-        width = 2 * d if adversary_width is None else adversary_width
-        whole_number("method.adversary_width", width, d)
+        self.object_attention = ObjectAttention()
+        self.channel_attention = channel_attention
         self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
 
     @property
@@ -168,7 +181,7 @@ class DeML(Method):
             of_scale, maps = scale(images)
             outputs.append(of_scale)
             if i + 1 < self.I:
-                proposal = torch.stack([_resized(object_attention(layer), images) for layer in maps]).mean(0)
+                proposal = torch.stack([_resized(self.object_attention(layer), images) for layer in maps]).mean(0)
                 regions.append(Region(proposal, object_boxes(proposal)))
                 images = crop_and_zoom(images, regions[-1].boxes)
         return torch.cat(outputs, dim=1), regions
@@ -186,17 +199,22 @@ class DeML(Method):
         return terms
 
     def attention(self, images: Tensor) -> Tensor | None:
-        """The channel attention proposals of the first scale (Fig. 4b)."""
+        """The channel attention proposals of the first scale (Fig. 4b), as large as its features are."""
+        if not self.channel_attention:
+            return None
         first = self.scales[0]
         assert isinstance(first, Scale)
         maps: Tensor = first.F(images)
         return first.proposals(maps)
 
     def fresh(self) -> Iterable[nn.Module]:
+        """The learners alone: "10 times learning rate for the learners" (section 4)."""
         for scale in self.scales:
             assert isinstance(scale, Scale)
-            yield from (scale.cams, scale.heads)
-        yield self.adversaries
+            yield scale.heads
+
+    def training_only(self) -> Iterable[nn.Module]:
+        return (*super().training_only(), self.adversaries)
 
 
 def _resized(maps: Tensor, images: Tensor) -> Tensor:
@@ -209,8 +227,9 @@ def _object_layers(backbone: Backbone, names: list[str] | None) -> tuple[str, ..
     if names is None:
         finer = [name for name in stages if backbone.stride[name] < backbone.stride[stages[-1]]]
         return (finer[-1], stages[-1])
-    if not names or not set(names) <= set(stages):
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names or not set(names) <= set(stages):
         raise UserError(
-            f"method.object_layers={list(names)} has to name stages of the backbone: they are {', '.join(stages)}."
+            f"method.object_layers={names} has to be a list of stages of the backbone, as [{stages[-1]}]: they are "
+            f"{', '.join(stages)}."
         )
     return tuple(names)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dml.errors import UserError, positive
+from dml.errors import UserError, positive, true_or_false
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.attention import Dictionary
 from dml.models.backbones.stages import Backbone, Stages
@@ -68,6 +68,8 @@ class DIABLO(Method):
         if attention not in ("pre", "post"):
             raise UserError(f"method.attention={attention} is unknown: choose pre or post.")
         positive("method.alpha", alpha)
+        true_or_false("method.shared_head", shared_head)
+        true_or_false("method.checkpointing", checkpointing)
         d = share(dim, N, "method.N")
         super().__init__(normalize=backbone.normalize, losses=[loss(dim)], **options)
         self.N, self.pre = N, attention == "pre"

@@ -91,6 +91,16 @@ def _walked(maps: Tensor, steps: int) -> Tensor:
     return ((mass + before) / 2).unflatten(2, maps.shape[2:]).squeeze(1)
 
 
+class ObjectAttention(nn.Module):
+    """`object_attention` as a part of a network. Of maps with more than 32 cells a side the means over blocks are
+    taken: a walk over n cells holds n x n weights an image."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """`[B,C,h,w]` -> `[B,h,w]`, at most 32 x 32."""
+        height, width = maps.shape[2:]
+        return object_attention(F.adaptive_avg_pool2d(maps, (min(height, 32), min(width, 32))))
+
+
 def object_boxes(proposals: Tensor) -> Tensor:
     """The square around the largest part of a proposal that lies above its mean (DeML section 3.1).
 
@@ -138,12 +148,13 @@ def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
     height, width = images.shape[2:]
     size = torch.tensor([width, height], dtype=torch.float32, device=images.device)
     start, stop = boxes[:, :2] / size, boxes[:, 2:] / size  # of 1
-    theta = torch.zeros(len(images), 2, 3, device=images.device)
+    theta = torch.zeros(len(images), 2, 3, dtype=torch.float32, device=images.device)
     theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
     theta[:, :, 2] = start + stop - 1
     with torch.autocast(images.device.type, enabled=False):  # coordinates in bfloat16 would be pixels off
-        grid = F.affine_grid(theta, list(images.shape), align_corners=False).to(images.dtype)
-    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        zoomed = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
+    return zoomed.to(images.dtype)
 
 
 class ChannelAttention(nn.Module):

@@ -50,7 +50,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
         points = [(record["step"], record[name]) for record in records if name in record]
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
     loss.set(xlabel="step", ylabel="training loss")
-    recall.set(xlabel="step", ylabel=f"Recall@1 on {watched} classes")
+    seen = " and training" if "seen/recall@1" in lines else ""
+    recall.set(xlabel="step", ylabel=f"Recall@1 on {watched}{seen} classes")
     for axes, corner in ((loss, "upper right"), (recall, "lower right")):
         axes.legend(frameon=False, fontsize=8, loc=corner)
         axes.grid(alpha=0.3)

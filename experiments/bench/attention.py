@@ -59,9 +59,10 @@ class BlindDeML(DeML):
     def _walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
         whole = torch.tensor([[0, 0, images.shape[3], images.shape[2]]], device=images.device).expand(len(images), 4)
         outputs = []
-        for scale in self.scales:
+        for i, scale in enumerate(self.scales):
             outputs.append(scale(images)[0])
-            images = crop_and_zoom(images, whole)
+            if i + 1 < self.I:
+                images = crop_and_zoom(images, whole)
         return torch.cat(outputs, dim=1), []
 
 

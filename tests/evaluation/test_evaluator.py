@@ -72,6 +72,19 @@ def test_the_first_learners_together() -> None:
     assert not any(name.startswith("first") for name in score(given, None, by_class(given, 1), final=False))
 
 
+def test_scales_are_consecutive_learners_together() -> None:
+    given = table(learners=4)
+    figures = score(given, None, by_class(given, 1, 3), scales=2, final=False)
+    for i, own in enumerate((slice(0, 2), slice(2, 4))):
+        part = given.embeddings[:, own]
+        expected = evaluate(part.flatten(1), given.labels, ks=(3,), clustering=False)
+        assert figures[f"scales/{i}/recall@3"] == expected["recall@3"]
+        assert figures[f"scales/{i}/map@r"] == expected["map@r"]
+        cosine = (part[:, 0] * part[:, 1]).sum(-1).mean()
+        assert figures[f"scales/{i}/self_cosine"] == pytest.approx(float(cosine), rel=1e-5)
+    assert not any(name.startswith("scales") for name in score(given, None, by_class(given, 1), final=False))
+
+
 def test_slices_of_a_single_learner() -> None:
     given = table(learners=1)
     figures = score(given, None, by_class(given, 1), slices=2, final=True)

@@ -9,13 +9,17 @@ import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
+from dml.build import load
 from dml.errors import UserError
+from dml.evaluation.evaluator import embed
+from dml.evaluation.metrics import evaluate
+from dml.folder import RunFolder
 from dml.loggers import read_metrics
 from dml.losses import functional
 from dml.methods.base import Method
 from dml.methods.deml import Adversary
 from dml.models.attention import crop_and_zoom
-from dml.train import run
+from dml.train import prepare, run
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +139,7 @@ def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) 
     for parameter, sign in ((weight, 1), (embeddings, -1)):
         gradient = parameter.grad
         assert gradient is not None
-        for at in ((1, 0), (2, 1), (3, 2)):  # below the diagonal, where the layer has its parameters
+        for at in ((0, 0), (1, 2), (2, 1)):
             with torch.no_grad():
                 parameter[at].add_(step)
                 above = played()
@@ -155,7 +159,7 @@ def test_playing_moves_learners_apart_and_never_ends() -> None:
     net = Adversary(8, 32)
     common = F.normalize(torch.randn(64, 1, 8), dim=-1)
     embeddings = (common + 0.1 * torch.randn(64, 4, 8)).requires_grad_()
-    optimizer = torch.optim.Adam([embeddings, *net.parameters()], lr=1e-2)
+    optimizer = torch.optim.Adam([embeddings, *net.parameters()], lr=1e-2, weight_decay=2e-4)
 
     def agreement() -> float:
         unit = F.normalize(embeddings.detach(), dim=-1)
@@ -170,7 +174,7 @@ def test_playing_moves_learners_apart_and_never_ends() -> None:
     assert before > 0.8
     assert agreement() < 0
     assert value.item() > 1  # of 32 at most
-    weight = net.layer.weight
+    weight = net.layer()
     torch.testing.assert_close(weight.T @ weight, torch.eye(8), rtol=0, atol=1e-4)
     # The adversary's part: against fixed learners it brings the discrepancy down.
     fixed = F.normalize(torch.randn(64, 4, 8), dim=-1)
@@ -205,15 +209,24 @@ def test_activation_decay_is_equation_6() -> None:
 
 
 def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[..., DictConfig]) -> None:
-    options = ["method=deml", "method.I=2", "method.J=2", "trainer.max_steps=2", "protocol.every=2"]
+    options = ["method=deml", "method.I=2", "method.J=2", "trainer.max_steps=6", "protocol.every=6"]
     config = configure(*TINY, *options, "protocol.seen=true")
     metrics = run(config, [])
-    assert 0 <= metrics["seen/recall@1"] <= 1
+    method, data = (
+        load(f"{config.paths.output_dir}/checkpoints/last.ckpt"),
+        prepare(config, RunFolder(Path("x")))[0].data,
+    )
+    table = embed(method, data.eval_dataloader(data.train_rows), lambda batch: batch)
+    expected = evaluate(table.embeddings.flatten(1), table.labels, ks=(1,), clustering=False)["recall@1"]
+    assert metrics["seen/recall@1"] == pytest.approx(expected, abs=0.02)
     folder = Path(config.paths.output_dir)
     assert {f"scales/{i}/recall@1" for i in range(2)} <= metrics.keys()
     records = read_metrics(folder / "metrics.jsonl")
     terms = next(record for record in records if "train/loss" in record)
     assert {"train/metric", "train/adversary", "train/activation"} <= terms.keys()
+    played = [record["train/adversary"] for record in records if "train/adversary" in record]
+    assert len(played) == 6
+    assert min(played) > 0.1
     page = (folder / "report.html").read_text()
     assert 'alt="What each scale sees' in page
     assert 'alt="What each learner attends to' in page
@@ -225,7 +238,9 @@ def test_mistakes_are_told(method_of: MethodOf) -> None:
         (["method.I=0"], r"method\.I=0 has to be a whole number between 1"),
         (["method.J=0"], r"method\.J=0 has to be a whole number between 1"),
         (["method.I=5", "method.J=5"], r"head\.dim=24 leaves the 25 learners no dimension: make it 25 or more"),
-        (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to name stages .* block1, block2"),
+        (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to be a list of stages .* block1, block2"),
+        (["method.object_layers=block4"], r"object_layers=block4 has to be a list of stages .* as \[block4\]"),
+        (["method.channel_attention=no"], r"method\.channel_attention=no has to be true or false"),
         (["method.adversary=chess"], r"method\.adversary=chess is unknown: choose grl, hinge or none"),
         (["method.adversary_width=2"], r"method\.adversary_width=2 has to be a whole number between 3"),
         (["method.lambda_adv=-1"], r"method\.lambda_adv=-1"),
@@ -233,3 +248,22 @@ def test_mistakes_are_told(method_of: MethodOf) -> None:
     ):
         with pytest.raises(UserError, match=sentence):
             deml(method_of, *options)
+
+
+def test_a_width_for_the_adversary_is_no_trouble_where_none_plays(method_of: MethodOf) -> None:
+    assert len(deml(method_of, "method.J=1", "method.adversary_width=1").adversaries) == 0
+
+
+@pytest.mark.parametrize("options", [["trainer.precision=bf16-true"], ["method.checkpointing=true"]])
+def test_half_precision_and_checkpointing(
+    configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    monkeypatch.setattr("dml.train.write_report", lambda *_: {})
+    few = ["method=deml", "method.J=2", "trainer.max_steps=2", "protocol.clustering=false", "method.activation_decay=0"]
+    metrics = run(configure(*TINY, *few, *options), [])
+    assert metrics["run/steps"] == 2
+
+
+def test_no_pictures_of_channel_attention_where_there_is_none(method_of: MethodOf) -> None:
+    assert deml(method_of, "method.channel_attention=false").attention(torch.rand(1, 3, 32, 32)) is None
+    assert deml(method_of).attention(torch.rand(1, 3, 32, 32)).shape == (1, 4, 32, 8, 8)

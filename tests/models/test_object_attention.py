@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dml.models.attention import ChannelAttention, crop_and_zoom, object_attention, object_boxes
+from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_attention, object_boxes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,6 +86,16 @@ def test_half_precision_is_walked_and_cut_in_float32() -> None:
         torch.testing.assert_close(object_attention(maps.float()), found)
         zoomed = crop_and_zoom(images, boxes)
     torch.testing.assert_close(zoomed.float(), crop_and_zoom(images, boxes))
+    large, box = torch.rand(1, 3, 224, 224), torch.tensor([[30, 40, 130, 140]])
+    for half in (torch.bfloat16, torch.float16):
+        expected = crop_and_zoom(large.to(half).float(), box)
+        torch.testing.assert_close(crop_and_zoom(large.to(half), box).float(), expected, rtol=0.01, atol=0.01)
+
+
+def test_maps_of_many_cells_are_averaged_first() -> None:
+    maps = torch.rand(2, 3, 64, 20, generator=torch.Generator().manual_seed(6))
+    torch.testing.assert_close(ObjectAttention()(maps), object_attention(F.avg_pool2d(maps, (2, 1))))
+    torch.testing.assert_close(ObjectAttention()(maps[:, :, :32]), object_attention(maps[:, :, :32]))
 
 
 def literal_box(proposal: np.ndarray) -> list[int]:
