@@ -127,7 +127,7 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
 
 def first_learners(metrics: Mapping[str, float]) -> Figure:
     """Recall@K of the first m learners together, from the figures `first/<m>/...` (DCES Fig. 10)."""
-    figure = _figure(5, 3.2)
+    figure = _figure(6, 3.2)
     axes = figure.subplots()
     names = [name.removeprefix("first/1/") for name in metrics if name.startswith("first/1/recall@")]
     counts = range(1, 1 + sum(name.endswith("/recall@1") for name in metrics if name.startswith("first/")))
@@ -135,7 +135,7 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
         values = [metrics[f"first/{m}/{name}"] for m in counts]
         axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=name.replace("recall", "Recall"))
     axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts), ylim=(0, 1))
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(loc="outside right center", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     return figure
 
@@ -151,7 +151,7 @@ def clusters_over_steps(records: Sequence[Mapping[str, Any]]) -> Figure:
     width = 0.8 * min(np.diff(steps), default=1)
     for k in range(learners):
         images = np.array([record[f"clusters/{k}/images"] for record in grouped])
-        sizes.bar(steps, images, width=width, bottom=bottom, color=_shade(k, learners))
+        sizes.bar(steps, images, width=width, bottom=bottom, align="edge", color=_shade(k, learners))
         bottom += images
         points = [(r["step"], r[f"clusters/{k}/iou"]) for r in grouped if f"clusters/{k}/iou" in r]
         line = {"color": _shade(k, learners), "marker": "o", "markersize": 3, "linewidth": 1}

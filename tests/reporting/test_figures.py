@@ -138,10 +138,11 @@ def test_recall_over_steps_has_a_line_a_configuration() -> None:
 
 def test_first_learners_has_a_line_a_k() -> None:
     metrics = {f"first/{m}/recall@{k}": 0.1 * m + 0.01 * k for m in (1, 2, 3) for k in (1, 4)}
-    (axes,) = figures.first_learners(metrics | {"first/2/map@r": 0.9}).axes
+    figure = figures.first_learners(metrics | {"first/2/map@r": 0.9})
+    (axes,) = figure.axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.11], [2, 0.21], [3, 0.31]])
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.14, 0.24, 0.34])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Recall@1", "Recall@4"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Recall@1", "Recall@4"]
 
 
 def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
