@@ -68,7 +68,7 @@ def test_every_head_trains(configure: Configure, head: str) -> None:
 @pytest.mark.parametrize("method", choices("method"))
 def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
     assert tiny_run(configure, f"method={method}", "trainer.max_steps=2")["run/steps"] == 2
-    attentive = method in ("abe", "mheads_att", "diablo")
+    attentive = method in ("abe", "mheads_att", "diablo", "deml")
     assert (tmp_path / "run" / "figures" / "attention.png").exists() == attentive
 
 
