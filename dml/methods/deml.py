@@ -103,7 +103,7 @@ class DeML(Method):
         channel_attention: false leaves the CAMs out.
         adversary: `grl`, eq. 4 behind a gradient reversal layer; `hinge`, 0.2 times the squared distances of learners
             below 2; or `none`.
-        lambda_adv: weight of eq. 4 (lambda_0).
+        lambda_adv: weight of eq. 4 (lambda_0; the paper's 1 is for a network that it does not give).
         adversary_width: of its layer, a learner's dimensions or more; None: twice as many.
         object_layers: stages whose maps object attention walks on; None: the last one, and the last at a higher
             resolution (GoogLeNet: inception4e and inception5b, as in the paper).
