@@ -95,7 +95,9 @@ def test_a_run_on_two_processes_is_the_run_on_one(
     two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", f"paths.output_dir={together}"]
     subprocess.run([sys.executable, "-m", "dml.run", *two, *options], check=True, capture_output=True)
     for one, other in zip(read_metrics(alone / "metrics.jsonl"), read_metrics(together / "metrics.jsonl"), strict=True):
-        assert one == pytest.approx(other, rel=5e-4, abs=1e-5)
+        # DeML's boxes are whole pixels: a feature that differs in its last bits can move one, and with it an image.
+        jump = 0.03 if "method=deml" in options and "train/loss" not in one else 1e-5
+        assert one == pytest.approx(other, rel=5e-4, abs=jump)
     metrics = json.loads((together / "metrics.json").read_text())
     assert metrics["test/queries"] == 72  # each image once
     if "method=dces" in options:
