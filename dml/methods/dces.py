@@ -160,9 +160,8 @@ class DCES(Method):
         losses = [loss(width) for _ in range(learners)] if learners > 1 else []
         super().__init__(normalize=backbone.normalize, losses=[*losses, loss(dim)], **options)
         self.backbone = backbone
-        whole = head(dim)
-        self.pooling = whole.pooling
-        self.slices = _cut(whole.projection, learners)
+        self.head = head(dim)
+        self.head.projection = Slices(self.head.projection, learners)  # type: ignore[assignment]
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
         self.finetune_lr_factor = finetune_lr_factor
@@ -175,16 +174,16 @@ class DCES(Method):
 
     # The network.
 
-    def features(self, images: Tensor) -> Tensor:
-        """Normalised images -> what the linear layer is given, `[B,C]`."""
-        return self.pooling(self.backbone(images)).flatten(1)
+    @property
+    def slices(self) -> "Slices":
+        assert isinstance(self.head.projection, Slices)
+        return self.head.projection
 
     def learners(self, images: Tensor) -> Tensor:
-        features = self.features(images)
-        return torch.stack([part(features) for part in self.slices], dim=1)
+        return self.head(self.backbone(images)).unflatten(1, (len(self.slices), -1))
 
     def fresh(self) -> Iterable[nn.Module]:
-        return (self.slices,)
+        return (self.head,)
 
     def projections(self) -> Iterable[nn.Linear]:
         return self.slices  # type: ignore[return-value]
@@ -316,8 +315,8 @@ class DCES(Method):
         return told
 
     def _unit_features(self, images: Tensor) -> Tensor:
-        images = images.contiguous(memory_format=torch.channels_last)
-        return F.normalize(self.features(self.normalize(images)))[:, None]
+        features = self.backbone(self.normalize(images.contiguous(memory_format=torch.channels_last)))
+        return F.normalize(features.mean((2, 3)))[:, None]
 
     @torch.no_grad()
     def _merge_losses(self) -> None:
@@ -383,11 +382,21 @@ def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise UserError(f"method.{option}={value} is unknown: choose {', '.join(choices[:-1])} or {choices[-1]}.")
 
 
-def _cut(layer: nn.Linear, parts: int) -> nn.ModuleList:
-    """A linear layer as `parts` layers, consecutive slices of its outputs: parameters that can rest one by one."""
-    slices = nn.ModuleList()
-    for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
-        part = nn.Linear(layer.in_features, len(bias))
-        part.load_state_dict({"weight": weight, "bias": bias})
-        slices.append(part)
-    return slices
+class Slices(nn.ModuleList):
+    """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
+
+    Raises:
+        UserError: a width that they cannot share.
+    """
+
+    def __init__(self, layer: nn.Linear, parts: int) -> None:
+        super().__init__()
+        share(layer.out_features, parts, "method.K")  # of local embeddings it may be smaller than head.dim
+        for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
+            part = nn.Linear(layer.in_features, len(bias))
+            part.load_state_dict({"weight": weight, "bias": bias})
+            self.append(part)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[...,C] -> [...,d]`."""
+        return torch.cat([part(features) for part in self], dim=-1)

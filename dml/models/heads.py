@@ -1,6 +1,10 @@
 """From a feature map to one learner's embedding."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
+
+from dml.errors import UserError, whole_number
 
 
 class Head(nn.Module):
@@ -15,14 +19,50 @@ class Head(nn.Module):
     def __init__(self, pooling: nn.Module, in_channels: int, dim: int) -> None:
         super().__init__()
         self.pooling = pooling
+        self.dim = dim
         self.projection = nn.Linear(in_channels, dim)
         # Glorot & Bengio 2010, as ABE section 4 and most released metric-learning code.
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
-    @property
-    def dim(self) -> int:
-        return self.projection.out_features
-
     def forward(self, features: Tensor) -> Tensor:
         return self.projection(self.pooling(features).flatten(1))
+
+
+class LocalHead(Head):
+    """A linear projection at every location followed by pooling, in GSP's order (section 4.4): `[B,C,h,w] -> [B,d]`.
+
+    Args:
+        pooling: `[B,c,h,w] -> [B,d]` (or `[B,d,1,1]`), or what makes it from c, or from c and `prototypes`.
+        in_channels: C.
+        dim: d, the width of the learner.
+        prototypes: of a pooling that keeps a vector for each: c = d / prototypes; None: c = d.
+
+    Raises:
+        UserError: a width that the prototypes cannot share.
+    """
+
+    def __init__(
+        self, pooling: nn.Module | Callable[..., nn.Module], in_channels: int, dim: int, prototypes: int | None = None
+    ) -> None:
+        sizes = [dim] if prototypes is None else [_part(dim, prototypes), prototypes]
+        made = pooling if isinstance(pooling, nn.Module) else pooling(*sizes)
+        super().__init__(made, in_channels, sizes[0])
+        self.dim = dim
+
+    def locals(self, features: Tensor) -> Tensor:
+        """`[B,C,h,w]` -> local embeddings `[B,c,h,w]`."""
+        return self.projection(features.movedim(1, -1)).movedim(-1, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.pooling(self.locals(features)).flatten(1)
+
+
+def _part(dim: int, prototypes: int) -> int:
+    whole_number("head.prototypes", prototypes, 1)
+    if dim % prototypes:
+        raise UserError(
+            f"head.dim={dim}: a learner is one vector for each of the {prototypes} prototypes, so make its width a "
+            "multiple of them."
+        )
+    return dim // prototypes

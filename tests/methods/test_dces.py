@@ -192,15 +192,15 @@ def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Conf
     assert watch.active[10:] == [None] * 4
     for step, active in enumerate(watch.active):
         touched = {name for name, size in watch.gradients[step].items() if size > 0}
-        of_slices = {name for name in touched if name.startswith("slices")}
-        moved = {name for name in watch.changed[step] if name.startswith(("slices", "losses"))}
+        of_slices = {name for name in touched if name.startswith("head.projection")}
+        moved = {name for name in watch.changed[step] if name.startswith(("head.projection", "losses"))}
         if active is None:
-            assert of_slices == {f"slices.{k}.{part}" for k in range(2) for part in ("weight", "bias")}
+            assert of_slices == {f"head.projection.{k}.{part}" for k in range(2) for part in ("weight", "bias")}
             assert {name.split(".")[1] for name in moved if name.startswith("losses")} <= {"2"}
         else:
             clusters = watch.clusters[step][np.searchsorted(method.rows, watch.rows[step])]
             assert set(clusters.tolist()) == {active}  # the batch is of this learner's cluster
-            assert of_slices == {f"slices.{active}.{part}" for part in ("weight", "bias")}
+            assert of_slices == {f"head.projection.{active}.{part}" for part in ("weight", "bias")}
             assert {name.split(".")[1] for name in moved} == {str(active)}
         assert any(name.startswith("backbone") for name in watch.changed[step])
     assert any("losses.0" in name for changed in watch.changed for name in changed)  # beta is trained
@@ -286,7 +286,7 @@ def test_the_released_space_is_that_of_normalised_features(
     images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
     start = parts.method.eval()
     with torch.inference_mode():
-        features = start.pooling(start.backbone(start.normalize(images))).flatten(1)  # type: ignore[union-attr, operator]
+        features = start.backbone(start.normalize(images)).mean((2, 3))  # type: ignore[union-attr, operator]
     torch.testing.assert_close(torch.as_tensor(given[0]), F.normalize(features), rtol=1e-4, atol=1e-5)
     assert features.shape[1] != config.head.dim
 

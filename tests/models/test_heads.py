@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dml.models.heads import Head
-from dml.models.pooling import AvgMaxPool, GeneralizedMeanPool
+from dml.models.poolings.means import AvgMaxPool, GeneralizedMeanPool
 
 
 @pytest.fixture

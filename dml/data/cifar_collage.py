@@ -1,0 +1,92 @@
+"""CIFAR Collage (GSP, section 2.2 and Fig. 11): an image of the class sought among three of classes that do not count.
+
+Built from CIFAR-100. Of its 20 superclasses four are backgrounds and 16 are targets. Within each, in the order of the
+official class numbers, the first three classes are for training (the paper: two to train, one to validate) and the last
+two for the test, backgrounds too. The label is the superclass, so that the test shows classes never seen.
+"""
+
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from dml.data.cifar import SIDE, Cifar100, cifar100
+from dml.data.records import Records
+from dml.errors import UserError, whole_number
+
+BACKGROUNDS = ("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "trees", "flowers")
+TRAINING = 3  # classes of a superclass; the other two test
+QUARTERS = 4
+
+
+def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", seed: int = 0) -> Records:
+    """28,800 training and 19,200 test images: each image of a target class once, as a function of `seed` alone.
+
+    A superclass appears as two classes of the records, `fish/train` and `fish/test`.
+
+    Args:
+        root: see `dml.data.cifar.cifar100`.
+        kind: `collage`, 64x64 of four images in random order, the target and three backgrounds of the same part;
+            `distilled`, the target alone, 32x32.
+        seed: of the backgrounds and places.
+
+    Raises:
+        UserError: no CIFAR-100 in `root`, or an option that is none.
+    """
+    if kind not in ("collage", "distilled"):
+        raise UserError(f"dataset.kind={kind} is unknown: choose collage or distilled.")
+    whole_number("dataset.seed", seed, 0)
+    cifar = cifar100(root)
+    background = np.isin(cifar.superclasses, [cifar.superclass_names.index(name) for name in BACKGROUNDS])
+    training = _training_classes(cifar)[cifar.classes]
+    targets = np.flatnonzero(~background)
+    targets = targets[np.lexsort((targets, cifar.classes[targets], ~training[targets]))]  # training first
+    others = _others(targets, training, background, seed)  # [N,3]
+    place = np.random.default_rng([seed, 1]).permuted(np.tile(np.arange(QUARTERS), (len(targets), 1)), axis=1)
+
+    def collage(row: int) -> Image.Image:
+        parts = cifar.images[[targets[row], *others[row]]]
+        sheet = np.empty((2 * SIDE, 2 * SIDE, 3), np.uint8)
+        for part, at in zip(parts, place[row], strict=True):
+            y, x = divmod(int(at), 2)
+            sheet[y * SIDE : (y + 1) * SIDE, x * SIDE : (x + 1) * SIDE] = part
+        return Image.fromarray(sheet)
+
+    def distilled(row: int) -> Image.Image:
+        return Image.fromarray(cifar.images[targets[row]])
+
+    roles = np.where(training[targets], "train", "test")
+    owners = np.unique(cifar.superclasses[targets])  # [16]
+    labels = np.searchsorted(owners, cifar.superclasses[targets]) + np.where(training[targets], 0, len(owners))
+    names = [cifar.superclass_names[owner] for owner in owners]
+    paths = [f"{cifar.class_names[cifar.classes[row]]}/{row}" for row in targets]
+    return Records(
+        name=f"cifar_{kind}",
+        paths=np.array(paths),
+        labels=labels.astype(np.int64),
+        roles=roles,
+        class_names=[f"{name}/train" for name in names] + [f"{name}/test" for name in names],
+        open_image=collage if kind == "collage" else distilled,
+    )
+
+
+def _training_classes(cifar: Cifar100) -> np.ndarray:
+    """`[100]` bool: the first three classes of each superclass."""
+    first = np.zeros(len(cifar.class_names), bool)
+    for superclass in range(len(cifar.superclass_names)):
+        first[np.flatnonzero(cifar.superclass_of == superclass)[:TRAINING]] = True
+    return first
+
+
+def _others(targets: np.ndarray, training: np.ndarray, background: np.ndarray, seed: int) -> np.ndarray:
+    """`[N,3]`: three different background images for each target, of its own part."""
+    rng = np.random.default_rng([seed, 0])
+    drawn = np.empty((len(targets), QUARTERS - 1), np.int64)
+    for part in (True, False):
+        pool = np.flatnonzero(background & (training == part))
+        mine = training[targets] == part
+        picks = rng.integers(len(pool), size=(int(mine.sum()), QUARTERS - 1))
+        while len(again := np.flatnonzero(np.diff(np.sort(picks, axis=1), axis=1).min(1) == 0)):
+            picks[again] = rng.integers(len(pool), size=(len(again), QUARTERS - 1))
+        drawn[mine] = pool[picks]
+    return drawn

@@ -1,0 +1,93 @@
+"""GSP: generalized sum pooling with zero-shot regularisation (Gurbuz et al., ICCV 2023).
+
+B images, d width of the embedding, m prototypes.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dml.distributed import gather
+from dml.errors import UserError
+from dml.losses.zero_shot import ZeroShotPrediction
+from dml.methods.base import NewHead, NewLoss
+from dml.methods.baseline import Baseline
+from dml.models.backbones.stages import Backbone
+from dml.models.gsp import GSPHead
+
+
+class GSP(Baseline):
+    """The plain embedding, pooled by optimal transport, with a zero-shot loss on what the prototypes were given.
+
+    `(1 - lambda) L_DML + lambda L_ZS` (section 4.3), whatever the metric loss. Without that loss, and with any method,
+    the pooling is `head=gsp`.
+
+    Args:
+        backbone: images -> features.
+        head: makes a `GSPHead`.
+        loss, dim: see `dml.methods.base`.
+        classes: of the training images.
+        lambda_zs: lambda; 0 leaves the zero-shot loss out.
+        ridge, logit_scale: see `ZeroShotPrediction`.
+        options: see `Method`.
+
+    Raises:
+        UserError: another head, or a lambda outside 0..1.
+    """
+
+    head: GSPHead
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: NewHead,
+        loss: NewLoss,
+        dim: int,
+        *,
+        classes: int,
+        lambda_zs: float = 0.1,
+        ridge: float = 0.05,
+        logit_scale: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(backbone, head, loss, dim, **options)
+        if not isinstance(self.head, GSPHead):
+            raise UserError("method=gsp pools with head=gsp: give it, or choose method=baseline for another head.")
+        if not isinstance(lambda_zs, int | float) or not 0 <= lambda_zs <= 1:
+            raise UserError(f"method.lambda_zs={lambda_zs} is a share: give a number from 0 to 1.")
+        self.lambda_zs = lambda_zs
+        self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
+        self.attributes: Tensor | None = None  # [b,m] of this training step's images, on this rank
+
+    def learners(self, images: Tensor) -> Tensor:
+        pooled, attributes = self.head.pooling.pool(self.head.locals(self.backbone(images)))
+        self.attributes = attributes if self.training else None
+        return pooled[:, None]
+
+    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        metric = super().objective(embeddings, labels)["metric"]
+        if self.zero_shot is None:
+            return {"metric": metric}
+        if self.attributes is None:  # prototypes are still to come
+            idle = 0 * (self.zero_shot.embeddings.sum() + self.head.pooling.prototypes.sum())  # DDP wants them all
+            return {"metric": (1 - self.lambda_zs) * metric, "zero_shot": idle}
+        attributes, self.attributes = gather(self.attributes, labels)[0], None
+        return {
+            "metric": (1 - self.lambda_zs) * metric,
+            "zero_shot": self.lambda_zs * self.zero_shot(attributes, labels),
+        }
+
+    def attention(self, images: Tensor) -> Tensor | None:
+        """The pooling weights, mean 1, `[B,1,1,h,w]`."""
+        maps = self.head.locals(self.backbone(images))
+        if self.head.pooling.waiting:
+            return torch.ones_like(maps[:, None, :1])
+        return self.head.pooling.transport(maps)[0].view(len(maps), 1, 1, *maps.shape[2:])
+
+    def fresh(self) -> Iterable[nn.Module]:
+        return (self.head,) if self.zero_shot is None else (self.head, self.zero_shot)
+
+    def training_only(self) -> Iterable[nn.Module]:
+        return super().training_only() if self.zero_shot is None else (*super().training_only(), self.zero_shot)

@@ -1,0 +1,159 @@
+"""Generalized sum pooling (Gurbuz et al., ICCV 2023): which locations of an image count, learned as prototypes.
+
+B images, n = h w locations, d width of a local embedding, m prototypes.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dml.distributed import gather_rows
+from dml.errors import UserError, whole_number
+from dml.models.heads import LocalHead
+from dml.models.transport import check, transport_plan
+
+SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
+
+
+class GSPHead(LocalHead):
+    """Local embeddings, pooled by `GeneralizedSumPool`: `[B,C,h,w] -> [B,d]`.
+
+    Args:
+        in_channels, dim: see `LocalHead`.
+        options: see `GeneralizedSumPool`.
+    """
+
+    pooling: "GeneralizedSumPool"
+
+    def __init__(self, in_channels: int, dim: int, **options: Any) -> None:
+        super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
+
+
+class GeneralizedSumPool(nn.Module):
+    """A weighted mean of local embeddings: `[B,d,h,w] -> [B,d]` (eq. 4.1).
+
+    Locations near to prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
+    prototypes and locations at costs `c_ij = |w_i / max(1,|w_i|) - f_j / max(1,|f_j|)|`.
+
+    Args:
+        dim: d.
+        m: how many prototypes.
+        mu: share of the image that is kept; 1 is global average pooling.
+        eps: the entropy's weight is 1 / eps. The paper: 5 for losses on pairs, 0.5 for those on proxies.
+        solver, iterations: see `dml.models.transport.transport_plan`.
+        then: what is done with the weighted embeddings: `sum` (GSP), `max` (GMP+GSP), or `gemean` (GeMean+GSP), the
+            generalised mean of those above 0 with a learned exponent that starts at 3.
+        init: of the prototypes. `random`: directions at unit norm. `kcenter`, as released: global average pooling until
+            training has seen `init_steps` batches and 1,024 images, then those of the last 1,024 pooled embeddings
+            that are farthest from one another.
+        init_steps: with `kcenter`; the released TensorFlow code has 4096.
+
+    Raises:
+        UserError: an option out of range.
+    """
+
+    pooled: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        m: int = 64,
+        mu: float = 0.3,
+        eps: float = 5.0,
+        solver: Literal["newton", "fixed_point"] = "newton",
+        iterations: int | None = None,
+        then: Literal["sum", "max", "gemean"] = "sum",
+        init: Literal["random", "kcenter"] = "random",
+        init_steps: int = 0,
+    ) -> None:
+        super().__init__()
+        whole_number("head.m", m, 1)
+        whole_number("head.init_steps", init_steps, 0)
+        check(mu, eps, solver, iterations)
+        if then not in ("sum", "max", "gemean"):
+            raise UserError(f"head.then={then} is unknown: choose sum, max or gemean.")
+        if init not in ("random", "kcenter"):
+            raise UserError(f"head.init={init} is unknown: choose random or kcenter.")
+        if init == "kcenter" and m > SEEDS:
+            raise UserError(f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses among.")
+        self.mu, self.eps, self.solver, self.iterations, self.then = mu, eps, solver, iterations, then
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(m, dim)))
+        self.exponent = nn.Parameter(torch.tensor(3.0)) if then == "gemean" else None
+        self.init_steps = init_steps
+        self.waiting = init == "kcenter"  # for its prototypes
+        self.steps = self.kept = 0  # batches and embeddings seen while waiting
+        if self.waiting:
+            self.register_buffer("pooled", torch.zeros(SEEDS, dim))
+
+    def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and attributes `z [B,m]` of sum 1, the
+        share that each prototype has in what is kept (eq. 4.3). Both float32."""
+        with torch.autocast(maps.device.type, enabled=False):
+            cells = _shortened(maps.flatten(2).float().transpose(1, 2))  # [B,n,d]
+            prototypes = _shortened(self.prototypes.float())
+            rho, plan = transport_plan(_distances(prototypes, cells), self.mu, self.eps, self.solver, self.iterations)
+            return (1 - cells.shape[1] * rho) / self.mu, plan.sum(-1) / self.mu
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return self.pool(maps)[0]
+
+    def pool(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`[B,d,h,w]` -> `[B,d]`, and the attributes `[B,m]`; None while there are no prototypes yet."""
+        if self.waiting and self.training:
+            self._await_prototypes(maps.detach())
+        if self.waiting:
+            return self._summed_up(maps.flatten(2).float()), None
+        weights, attributes = self.transport(maps)
+        return self._summed_up(maps.flatten(2).float() * weights[:, None]), attributes
+
+    def _summed_up(self, cells: Tensor) -> Tensor:
+        """`[B,d,n] -> [B,d]`."""
+        if self.then == "max":
+            return cells.amax(-1)
+        if self.exponent is not None:
+            return cells.clamp(min=1e-6).pow(self.exponent).mean(-1).pow(1 / self.exponent)
+        return cells.mean(-1)
+
+    @torch.no_grad()
+    def _await_prototypes(self, maps: Tensor) -> None:
+        """Remembers pooled embeddings of all ranks; once there are enough, prototypes become some of them."""
+        new = gather_rows(maps.float().mean((2, 3)))[-SEEDS:]
+        self.pooled.copy_(torch.cat([self.pooled[len(new) :], new]))
+        self.kept, self.steps = self.kept + len(new), self.steps + 1
+        if self.kept >= SEEDS and self.steps > self.init_steps:
+            # In place: the optimizer goes on with the same parameter.
+            self.prototypes.copy_(k_centres(self.pooled, len(self.prototypes)))
+            self.waiting = False
+
+    # What decides whether there are prototypes has to be in a checkpoint, and on the host.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"waiting": self.waiting, "steps": self.steps, "kept": self.kept}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.waiting, self.steps, self.kept = state["waiting"], state["steps"], state["kept"]
+
+
+def k_centres(points: Tensor, count: int) -> Tensor:
+    """The first point, then each time the one that is farthest from those chosen: `[N,d] -> [count,d]`
+    (Gonzalez 1985; scikit-learn's `kmeans_plusplus` draws at random instead)."""
+    chosen = [0]
+    nearest = torch.linalg.vector_norm(points - points[0], dim=1)
+    while len(chosen) < count:
+        chosen.append(int(nearest.argmax()))
+        nearest = nearest.minimum(torch.linalg.vector_norm(points - points[chosen[-1]], dim=1))
+    return points[chosen]
+
+
+def _shortened(vectors: Tensor) -> Tensor:
+    """`u / max(1, |u|)` along the last axis."""
+    return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1)
+
+
+def _distances(prototypes: Tensor, cells: Tensor) -> Tensor:
+    """`[m,d]`, `[B,n,d]` -> `[B,m,n]`. The square root has no gradient where a location is a prototype."""
+    squares = prototypes.square().sum(-1)[:, None] + cells.square().sum(-1)[:, None]
+    products = torch.matmul(prototypes, cells.transpose(1, 2))
+    return (squares - 2 * products).clamp(min=1e-12).sqrt()

@@ -1,0 +1,81 @@
+"""Poolings by channel, without regard to where: means, maxima and what lies between.
+
+timm's `SelectAdaptivePool2d` was passed over: it averages the sum of mean and maximum, and has no generalised mean.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dml.errors import positive, whole_number
+
+
+class AvgMaxPool(nn.Module):
+    """Sum of global average and global maximum (GMP+GAP in GSP, Table 6): `[B,C,h,w] -> [B,C,1,1]`."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(features, 1) + F.adaptive_max_pool2d(features, 1)
+
+
+class GeneralizedMeanPool(nn.Module):
+    """Generalised mean `(mean x^p)^(1/p)` over locations, p learned (Radenovic et al. 2018, eq. 3).
+
+    p=1 is the average of the clamped features, p towards infinity their maximum.
+
+    Args:
+        p: where the exponent starts; must be positive.
+        eps: features are clamped from below at this value, so that the power has a gradient.
+    """
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([float(p)]))
+        self.eps = eps
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[B,C,h,w] -> [B,C,1,1]`."""
+        return F.adaptive_avg_pool2d(features.clamp(min=self.eps).pow(self.p), 1).pow(1 / self.p)
+
+
+class Weldon(nn.Module):
+    """The mean of the k highest plus the mean of the k lowest values of each channel: `[B,C,h,w] -> [B,C]`
+    (Durand et al., CVPR 2016, eq. 2 and 3, with k regions of each kind).
+
+    Args:
+        k: as many as there are, where there are fewer.
+    """
+
+    def __init__(self, k: int = 3) -> None:
+        super().__init__()
+        whole_number("head.pooling.k", k, 1)
+        self.k = k
+
+    def forward(self, features: Tensor) -> Tensor:
+        cells = features.flatten(2)
+        k = min(self.k, cells.shape[-1])
+        return cells.topk(k).values.mean(-1) + cells.topk(k, largest=False).values.mean(-1)
+
+
+class GeneralizedMaxPool(nn.Module):
+    """GeMax: the vector whose products with all local embeddings are as equal as can be: `[B,C,h,w] -> [B,C]`
+    (Murray et al., TPAMI 2017, eq. 6: `argmin_x |F^T x - 1|^2 + ridge |x|^2`, F the `[C,n]` embeddings).
+
+    Rare locations then count as much as frequent ones. Solved in the dual form, in float32 at least.
+
+    Args:
+        ridge: towards infinity the direction is that of the sum of embeddings, towards 0 products are equalised.
+    """
+
+    def __init__(self, ridge: float = 1.0) -> None:
+        super().__init__()
+        positive("head.pooling.ridge", ridge)
+        self.ridge = ridge
+
+    def forward(self, features: Tensor) -> Tensor:
+        cells = features.flatten(2)
+        cells = cells.to(torch.promote_types(cells.dtype, torch.float32))
+        with torch.autocast(cells.device.type, enabled=False):
+            kernel = cells.transpose(1, 2) @ cells  # [B,n,n]
+            kernel = kernel + self.ridge * torch.eye(kernel.shape[-1], dtype=cells.dtype, device=cells.device)
+            ones = torch.ones_like(kernel[..., :1])
+            return (cells @ torch.cholesky_solve(ones, torch.linalg.cholesky(kernel))).squeeze(-1)

@@ -1,0 +1,75 @@
+"""Poolings that keep a vector for each of m prototypes: VLAD and optimal transport.
+
+B images, n = h w locations, c width of a local embedding; the result has width m c.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dml.errors import positive, whole_number
+
+
+class VLAD(nn.Module):
+    """NetVLAD (Arandjelovic et al., CVPR 2016, eq. 4): `[B,c,h,w] -> [B,m c]`, `V_k = sum_j a_k(f_j) (f_j - w_k)`.
+
+    `a` is a softmax of learned linear functions; each V_k is then brought to unit norm (section 3.1).
+
+    Args:
+        dim: c.
+        prototypes: m.
+        alpha: the assignment starts as that of `-alpha |f - w_k|^2` (eq. 2).
+    """
+
+    def __init__(self, dim: int, prototypes: int, alpha: float = 1.0) -> None:
+        super().__init__()
+        positive("head.pooling.alpha", alpha)
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(prototypes, dim)))
+        self.assign = nn.Linear(dim, prototypes)
+        with torch.no_grad():
+            self.assign.weight.copy_(2 * alpha * self.prototypes)
+            self.assign.bias.copy_(-alpha * self.prototypes.square().sum(1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        cells = features.flatten(2).transpose(1, 2)  # [B,n,c]
+        weights = self.assign(cells).softmax(-1)  # [B,n,m]
+        residuals = weights.transpose(1, 2) @ cells - weights.sum(1)[..., None] * self.prototypes
+        return F.normalize(residuals, dim=-1).flatten(1)
+
+
+class TransportPool(nn.Module):
+    """OTP: all locations transported to m prototypes, evenly: `[B,c,h,w] -> [B,m c]` (Mialon et al., ICLR 2021; GSP
+    eq. B.1: `sqrt(m) [f_1 .. f_n] pi^T` with `pi` of row sums 1/m and column sums 1/n at costs `|w_i - f_j|`).
+
+    `pi` by Sinkhorn's iterations, in logarithms and in float32.
+
+    Args:
+        dim: c.
+        prototypes: m.
+        eps: the entropy's weight is 1 / eps.
+        iterations: of Sinkhorn.
+    """
+
+    def __init__(self, dim: int, prototypes: int, eps: float = 5.0, iterations: int = 25) -> None:
+        super().__init__()
+        positive("head.pooling.eps", eps)
+        whole_number("head.pooling.iterations", iterations, 1)
+        self.eps, self.iterations = eps, iterations
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(prototypes, dim)))
+
+    def plan(self, cells: Tensor) -> Tensor:
+        """`[B,n,c]` -> pi `[B,m,n]`; column sums are exact, row sums as far as the iterations have come."""
+        logits = -self.eps * torch.cdist(self.prototypes.to(cells.dtype).expand(len(cells), -1, -1), cells)
+        m, n = logits.shape[1:]
+        for _ in range(self.iterations):
+            logits = logits - logits.logsumexp(2, keepdim=True) - math.log(m)
+            logits = logits - logits.logsumexp(1, keepdim=True) - math.log(n)
+        return logits.exp()
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            cells = features.flatten(2).transpose(1, 2)
+            cells = cells.to(torch.promote_types(cells.dtype, torch.float32))
+            return (math.sqrt(len(self.prototypes)) * self.plan(cells) @ cells).flatten(1)

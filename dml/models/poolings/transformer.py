@@ -1,0 +1,46 @@
+"""TFM-n: transformer layers with a class token in place of a pooling (GSP, Table 6, after Dosovitskiy et al. 2021)."""
+
+import torch
+from timm.layers import build_sincos2d_pos_embed
+from torch import Tensor, nn
+
+from dml.errors import UserError, whole_number
+
+
+class TransformerPool(nn.Module):
+    """The class token after some encoder layers: `[B,d,h,w] -> [B,d]`.
+
+    Layers as in ViT: normalised first, GELU, a perceptron of four times the width. Places are told by fixed sines and
+    cosines, so that maps of any size pass.
+
+    Args:
+        dim: d, a multiple of 4 and of `heads`.
+        layers: n.
+        heads: of the attention.
+
+    Raises:
+        UserError: a width that the heads or the places' code cannot share.
+    """
+
+    def __init__(self, dim: int, layers: int = 1, heads: int = 4) -> None:
+        super().__init__()
+        whole_number("head.pooling.layers", layers, 1)
+        whole_number("head.pooling.heads", heads, 1)
+        if dim % heads or dim % 4:
+            raise UserError(f"head.pooling.heads={heads}: a learner's width {dim} has to be a multiple of it and of 4.")
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        nn.init.normal_(self.token, std=0.02)
+        layer = nn.TransformerEncoderLayer(
+            dim, heads, 4 * dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(dim), enable_nested_tensor=False)
+        for copied in self.layers.layers:  # TransformerEncoder starts all layers from the same draws
+            for parameter in copied.parameters():
+                if parameter.dim() > 1:
+                    nn.init.xavier_uniform_(parameter)
+
+    def forward(self, features: Tensor) -> Tensor:
+        height, width = features.shape[2:]
+        places = build_sincos2d_pos_embed([height, width], features.shape[1], device=features.device)
+        cells = features.flatten(2).transpose(1, 2) + places.to(features.dtype)
+        return self.layers(torch.cat([self.token.expand(len(cells), 1, -1), cells], dim=1))[:, 0]

@@ -1,0 +1,189 @@
+"""The transport problem of GSP against its conditions, literal loops and finite differences."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dml.errors import UserError
+from dml.models.transport import transport_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MUS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.95, 0.999)
+EPS = (0.5, 5.0, 10.0, 50.0, 100.0)
+
+
+def costs(kind: str, m: int, n: int, batch: int = 20) -> Tensor:
+    """`[batch,m,n]` float32."""
+    generator = torch.Generator().manual_seed(m * n)
+    if kind == "distances":
+        points = [torch.randn(batch, k, 16, generator=generator) for k in (m, n)]
+        return torch.cdist(*(torch.nn.functional.normalize(p, dim=-1) for p in points))
+    if kind == "two values":  # of locations
+        return torch.where(torch.rand(batch, 1, n, generator=generator) < 0.5, 0.1, 1.9).expand(batch, m, n).clone()
+    return 2 * torch.rand(batch, m, n, generator=generator)
+
+
+def bisected(cost: Tensor, mu: float, eps: float) -> tuple[Tensor, Tensor]:
+    """The conditions of P2 in double precision: rho_j = 1 / (n (1 + t a_j)) with a = kappa^T 1, for one t an image."""
+    exponents = -eps * cost.double().numpy()
+    n = exponents.shape[-1]
+    pull = np.logaddexp.reduce(exponents, axis=-2)
+    low, high = -pull.max(-1, keepdims=True) - 50, -pull.min(-1, keepdims=True) + 50
+    for _ in range(100):
+        log_t = (low + high) / 2
+        kept = np.exp(-np.logaddexp(0, log_t + pull)) / n
+        too_little = 1 - kept.sum(-1, keepdims=True) < mu
+        low, high = np.where(too_little, log_t, low), np.where(too_little, high, log_t)
+    plan = np.exp((log_t + np.log(kept))[..., None, :] + exponents)
+    return torch.as_tensor(kept), torch.as_tensor(plan)
+
+
+@pytest.mark.parametrize("kind", ["distances", "two values", "uniform"])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 4), (64, 49), (8, 256)])
+def test_newton_solves_the_problem_in_single_precision(kind: str, m: int, n: int) -> None:
+    cost = costs(kind, m, n, batch=6)
+    for mu, eps in itertools.product(MUS, EPS):
+        found, wanted = transport_plan(cost, mu, eps), bisected(cost, mu, eps)
+        for ours, exact in zip(found, wanted, strict=True):
+            # Of each location's mass 1/n, which is what weights are made of.
+            assert n * (ours - exact).abs().max() < 1e-6, (mu, eps)
+
+
+@pytest.mark.parametrize("solver", ["newton", "fixed_point"])
+def test_mass_is_kept(solver: str) -> None:
+    cost = costs("distances", 16, 49).double()
+    for mu, eps in itertools.product((0.1, 0.3, 0.7), (0.5, 5.0)):
+        rho, plan = transport_plan(cost, mu, eps, solver, 400 if solver == "fixed_point" else None)  # type: ignore[arg-type]
+        torch.testing.assert_close(plan.sum((1, 2)), torch.full((20,), mu, dtype=torch.double))
+        torch.testing.assert_close(rho + plan.sum(1), torch.full((20, 49), 1 / 49, dtype=torch.double))
+
+
+def test_it_is_the_minimum() -> None:
+    """Of the objective P2, among plans that differ by a little and keep both conditions."""
+    rng = np.random.default_rng(0)
+    cost = torch.as_tensor(rng.random((3, 5)))
+    rho, plan = (x.numpy() for x in transport_plan(cost, 0.4, 7.0))
+
+    def objective(rho: np.ndarray, plan: np.ndarray) -> float:
+        entropy = (plan * np.log(plan)).sum() + (rho * np.log(rho)).sum()
+        return float((cost.numpy() * plan).sum() + entropy / 7.0)
+
+    least = objective(rho, plan)
+    for _ in range(200):
+        change = rng.normal(size=plan.shape)
+        change -= change.mean()  # the plan's mass stays
+        change *= 1e-3 * min(plan.min(), rho.min()) / np.abs(change).max() / len(plan)
+        assert objective(rho - change.sum(0), plan + change) > least
+
+
+def loop(cost: Tensor, mu: float, eps: float, rounds: int) -> tuple[Tensor, Tensor]:
+    """Proposition 4.2, as printed."""
+    n = cost.shape[-1]
+    kappa = torch.exp(-eps * cost)
+    t = torch.ones((), dtype=cost.dtype)
+    for _ in range(rounds):
+        rho = 1 / n / (1 + t * kappa.T @ torch.ones(len(kappa), dtype=cost.dtype))
+        t = mu / (torch.ones(len(kappa), dtype=cost.dtype) @ kappa @ rho)
+    return rho, t * kappa @ torch.diag(rho)
+
+
+def gradient_as_printed(rho: Tensor, plan: Tensor, of_rho: Tensor, of_plan: Tensor, mu: float, eps: float) -> Tensor:
+    """Proposition 4.3 for one image, entry by entry."""
+    m, n = plan.shape
+    q = [rho[j] * of_rho[j] + sum(plan[i, j] * of_plan[i, j] for i in range(m)) for j in range(n)]
+    eta = sum(rho[j] * of_rho[j] for j in range(n)) - n * sum(q[j] * rho[j] for j in range(n))
+    curvature = 1 - mu - n * sum(rho[j] ** 2 for j in range(n))
+    gradient = torch.zeros_like(plan)
+    for i in range(m):
+        for j in range(n):
+            v = q[j] - eta / curvature * rho[j]
+            gradient[i, j] = -eps * (plan[i, j] * of_plan[i, j] - n * plan[i, j] * v)
+    return gradient
+
+
+@pytest.mark.parametrize(("mu", "eps", "rounds"), [(0.3, 5.0, 100), (0.7, 0.5, 25), (0.95, 5.0, 3)])
+def test_the_loop_is_propositions_4_2_and_4_3(mu: float, eps: float, rounds: int) -> None:
+    cost = costs("uniform", 4, 6, batch=1)[0].double().requires_grad_()
+    rho, plan = transport_plan(cost, mu, eps, "fixed_point", rounds)
+    printed = loop(cost.detach(), mu, eps, rounds)
+    torch.testing.assert_close(rho, printed[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(plan, printed[1], rtol=1e-12, atol=0)
+    of_rho, of_plan = torch.randn(6, dtype=torch.double), torch.randn(4, 6, dtype=torch.double)
+    (rho @ of_rho + (plan * of_plan).sum()).backward()
+    torch.testing.assert_close(cost.grad, gradient_as_printed(*printed, of_rho, of_plan, mu, eps), rtol=1e-10, atol=0)
+
+
+def test_the_loop_does_not_leave_single_precision() -> None:
+    """exp(-eps c) does, for eps = 100."""
+    rho, plan = transport_plan(costs("distances", 4, 6), 0.3, 100.0, "fixed_point", 2000)
+    exact = transport_plan(costs("distances", 4, 6), 0.3, 100.0)
+    torch.testing.assert_close(rho, exact[0], rtol=0, atol=1e-3)
+    assert torch.isfinite(plan).all()
+
+
+def gradients(solve: Callable[[Tensor], tuple[Tensor, Tensor]], cost: Tensor, weights: list[Tensor]) -> Tensor:
+    leaf = cost.clone().requires_grad_()
+    sum((part * weight).sum() for part, weight in zip(solve(leaf), weights, strict=True)).backward()  # type: ignore[union-attr]
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize("eps", [0.5, 5.0, 100.0])
+@pytest.mark.parametrize("mu", [0.1, 0.3, 0.95, 0.999])
+def test_newtons_gradient_is_that_of_a_converged_loop(mu: float, eps: float) -> None:
+    """In single precision, against the implicit derivative of the conditions in double precision."""
+    cost = costs("distances", 8, 20, batch=1)[0]
+    weights = [torch.randn(20), torch.randn(8, 20)]
+    ours = gradients(lambda c: transport_plan(c, mu, eps), cost, weights)
+    rho, plan = bisected(cost, mu, eps)
+    exact = gradient_as_printed(rho, plan, weights[0].double(), weights[1].double(), mu, eps)
+    assert (ours.double() - exact).abs().max() < 1e-6 * max(1.0, float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.3, 0.95, 1.0])
+@pytest.mark.parametrize("eps", [0.5, 5.0, 20.0])
+def test_gradients_of_both_orders(mu: float, eps: float) -> None:
+    cost = costs("uniform", 3, 5, batch=2).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda c: transport_plan(c, mu, eps), (cost,))
+    assert torch.autograd.gradgradcheck(lambda c: transport_plan(c, mu, eps), (cost,))
+
+
+@pytest.mark.parametrize("solver", ["newton", "fixed_point"])
+def test_all_of_the_mass_leaves_no_choice(solver: str) -> None:
+    """Theorem 4.1."""
+    rho, plan = transport_plan(costs("uniform", 3, 5), 1.0, 5.0, solver)  # type: ignore[arg-type]
+    assert (rho == 0).all()
+    torch.testing.assert_close(plan.sum(1), torch.full((20, 5), 0.2))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_single(kind: torch.dtype) -> None:
+    cost = costs("distances", 8, 20).to(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rho, plan = transport_plan(cost, 0.3, 5.0)
+    assert rho.dtype == plan.dtype == torch.float32
+    torch.testing.assert_close((rho, plan), transport_plan(cost.float(), 0.3, 5.0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((0.0, 5.0), r"head\.mu=0.0"),
+        ((1.5, 5.0), r"head\.mu=1.5"),
+        ((float("nan"), 5.0), r"head\.mu=nan"),
+        (("half", 5.0), r"head\.mu=half"),
+        ((0.3, 0.0), r"head\.eps=0.0"),
+        ((0.3, -1.0), r"head\.eps=-1.0"),
+        ((0.3, float("inf")), r"head\.eps=inf"),
+        ((0.3, 5.0, "simplex"), r"head\.solver=simplex"),
+        ((0.3, 5.0, "newton", 0), r"head\.iterations=0"),
+    ],
+)
+def test_options_out_of_range(options: tuple, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        transport_plan(torch.ones(2, 3), *options)
