@@ -99,6 +99,7 @@ def check_numbers(config: DictConfig) -> None:
         "trainer.max_steps": 1,
         "trainer.log_every": 1,
         "trainer.checkpoint_every": 1,
+        "trainer.halve_lr_after": 0,
     }
     for name, least in smallest.items():
         value = OmegaConf.select(config, name)

@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dml.build import Parts, build, make
 from dml.errors import UserError
@@ -25,7 +27,7 @@ from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
 from dml.folder import RunFolder
 from dml.loggers import FolderLogger, log_pictures
-from dml.methods.base import Method, NonFiniteLoss
+from dml.methods.base import Method, NonFiniteLoss, Shares
 from dml.reporting.report import Examples, write_report
 from dml.reporting.table import print_table
 
@@ -79,7 +81,7 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
             "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
             "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
         )
-    ours = ("log_every", "checkpoint_every", "num_workers", "image_cache")
+    ours = ("log_every", "checkpoint_every", "num_workers", "image_cache", "halve_lr_after")
     options = {name: value for name, value in config.trainer.items() if name not in ours}
     try:
         return pl.Trainer(
@@ -156,9 +158,13 @@ class Course(Callback):
         self.every = parts.protocol.interval(parts.data.sampler.steps_per_epoch)
         self.state: dict[str, Any] = {"untrained": {}, "best": {}, "best_step": 0, "seconds": 0.0}
         self.state["seconds_between_steps"] = 0.0
+        self.plateau: ReduceLROnPlateau | None = None
+        self.loss_of_epoch = torch.zeros(())
 
     def state_dict(self) -> dict[str, Any]:
-        return self.state
+        if self.plateau is None:
+            return self.state
+        return self.state | {"plateau": self.plateau.state_dict(), "loss_of_epoch": self.loss_of_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.state = dict(state_dict)
@@ -179,6 +185,7 @@ class Course(Callback):
         else:
             log.info("resumed at step %d", trainer.global_step)
             self._take_up_the_best()
+        self._watch_for_a_plateau(trainer)
         self.started = time.perf_counter()
 
     def _take_up_the_best(self) -> None:
@@ -197,6 +204,7 @@ class Course(Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, last = trainer.global_step, trainer.global_step == self.last_step
+        self._halve_on_a_plateau(trainer)
         self.state["seconds"] += time.perf_counter() - self.started
         if step % self.config.trainer.log_every == 0:
             self._log(trainer, {name: float(value) for name, value in _method(trainer).terms.items()})
@@ -219,6 +227,27 @@ class Course(Callback):
         if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
+
+    def _watch_for_a_plateau(self, trainer: pl.Trainer) -> None:
+        patience = self.config.trainer.halve_lr_after
+        if not patience:
+            return
+        # Not as a scheduler of Lightning's: it steps those after callbacks have written the step's checkpoint.
+        self.plateau = ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=patience - 1)
+        if "plateau" in self.state:
+            self.plateau.load_state_dict(self.state.pop("plateau"))
+            self.loss_of_epoch = self.state.pop("loss_of_epoch")
+
+    def _halve_on_a_plateau(self, trainer: pl.Trainer) -> None:
+        """Halves all learning rates after some epochs whose mean training loss is not below the lowest so far."""
+        if self.plateau is None:
+            return
+        loss = _method(trainer).terms["train/loss"]
+        self.loss_of_epoch = self.loss_of_epoch.to(loss.device) + loss
+        if trainer.global_step % self.parts.data.sampler.steps_per_epoch == 0:
+            self.plateau.step(float(self.loss_of_epoch))
+            self.loss_of_epoch = torch.zeros(())
+            self._log(trainer, {"train/lr": trainer.optimizers[0].param_groups[0]["lr"]})
 
     def _between_steps(self, trainer: pl.Trainer) -> None:
         """What the method does between steps is training time too, and is in the step's checkpoint."""
@@ -299,20 +328,36 @@ class Course(Callback):
         log_pictures(trainer.loggers, pictures, self.last_step)
         self.folder.write_metrics(metrics)
 
-    def _examples(self, trainer: pl.Trainer, count: int = 4) -> Examples:
+    def _examples(self, trainer: pl.Trainer, count: int = 4, classes: int = 16, of_class: int = 16) -> Examples:
         """Some test images and what the method attends to in them."""
-        method, rows = _method(trainer), self.parts.data.query_rows
-        chosen = np.random.default_rng(0).choice(rows, min(count, len(rows)), replace=False)
-        images = torch.stack([self.parts.data.test_image(row) for row in np.sort(chosen)])
+        method, data = _method(trainer), self.parts.data
+        rows, rng = data.query_rows, np.random.default_rng(0)
+        images = self._test_images(rng.choice(rows, min(count, len(rows)), replace=False))
         training = method.training
         method.eval()
         with torch.inference_mode(), trainer.precision_plugin.val_step_context():
-            seen = method.normalize(trainer.precision_plugin.convert_input(images.to(method.device)))
-            seen = seen.contiguous(memory_format=torch.channels_last)
-            maps, regions = method.attention(seen), method.regions(seen)
+            seen = self._as_the_method_sees(trainer, images)
+            maps, regions, shares = method.attention(seen), method.regions(seen), method.shares(seen)
+            of_classes = None
+            if shares is not None:
+                labels = self.parts.records.labels[rows]
+                chosen = [np.flatnonzero(labels == c)[:of_class] for c in np.unique(labels)[:classes]]
+                found = [method.shares(self._as_the_method_sees(trainer, self._test_images(rows[c]))) for c in chosen]
+                attributes = torch.cat([of.attributes.float().cpu() for of in found if of is not None])
+                of_classes = attributes, torch.as_tensor(labels[np.concatenate(chosen)])
+                shares = Shares(shares.weights.cpu(), shares.dominant.cpu(), shares.attributes.cpu())
         method.train(training)
-        found = [(r.proposal.float().cpu(), r.boxes.cpu()) for r in regions]
-        return Examples(images, None if maps is None else maps.float().cpu(), found)
+        on_cpu = [(r.proposal.float().cpu(), r.boxes.cpu()) for r in regions]
+        return Examples(images, None if maps is None else maps.float().cpu(), on_cpu, shares, of_classes)
+
+    def _test_images(self, rows: np.ndarray) -> Tensor:
+        return torch.stack([self.parts.data.test_image(row) for row in np.sort(rows)])
+
+    @staticmethod
+    def _as_the_method_sees(trainer: pl.Trainer, images: Tensor) -> Tensor:
+        method = _method(trainer)
+        seen = method.normalize(trainer.precision_plugin.convert_input(images.to(method.device)))
+        return seen.contiguous(memory_format=torch.channels_last)
 
 
 def _renamed(figures: dict[str, float], prefix: str, of: Part = "test") -> dict[str, float]:

@@ -6,7 +6,7 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
-from dml.errors import UserError
+from dml.errors import UserError, whole_number
 
 
 class Loss(nn.Module):
@@ -17,13 +17,24 @@ class Loss(nn.Module):
         miner: from pytorch-metric-learning; chooses the pairs or triplets that the loss sees. It draws from
             torch's global generator, which is seeded by the step.
         lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
+        memory_from: of a cross-batch memory: batches before it is used (GSP section 1.6.7: 1,000); until then its
+            loss sees the batch alone.
+
+    Raises:
+        UserError: `memory_from` without a memory, or no whole number.
     """
 
-    def __init__(self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: float = 1.0) -> None:
+    def __init__(
+        self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: float = 1.0, memory_from: int = 0
+    ) -> None:
         super().__init__()
+        whole_number("loss.memory_from", memory_from, 0)
+        if memory_from and not isinstance(loss, CrossBatchMemory):
+            raise UserError(f"loss.memory_from={memory_from} is for a loss with a memory: choose loss=xbm.")
         self.loss = loss
         self.miner = miner
         self.lr_factor = lr_factor
+        self.memory_from, self.batches = memory_from, 0  # so many seen while it is not used yet
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> scalar.
@@ -38,10 +49,14 @@ class Loss(nn.Module):
                 f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {len(embeddings)}: "
                 "set loss.loss.memory_size to several batches."
             )
+        loss: Any = self.loss
+        if self.batches < self.memory_from:
+            self.batches += 1
+            loss = self.loss.loss
         with torch.autocast(embeddings.device.type, enabled=False):
             if self.miner is None:
-                return self.loss(embeddings, labels)
-            return self.loss(embeddings, labels, self.miner(embeddings, labels))
+                return loss(embeddings, labels)
+            return loss(embeddings, labels, self.miner(embeddings, labels))
 
     # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
     # overwrite the wrong entries without it.
@@ -49,8 +64,9 @@ class Loss(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         if not isinstance(self.loss, CrossBatchMemory):
             return {}
-        return {"queue_idx": self.loss.queue_idx, "has_been_filled": self.loss.has_been_filled}
+        place = {"queue_idx": self.loss.queue_idx, "has_been_filled": self.loss.has_been_filled}
+        return place | {"batches": self.batches}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self.loss, name, value)
+            setattr(self if name == "batches" else self.loss, name, value)

@@ -53,6 +53,21 @@ class Region:
     boxes: Tensor
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What prototypes have of the locations of B images.
+
+    Attributes:
+        weights: `[B,h,w]`, how much a location counts, mean 1.
+        dominant: `[B,h,w]` int64, the prototype that took most of it.
+        attributes: `[B,m]`, the share of each of m prototypes in the image, sum 1.
+    """
+
+    weights: Tensor
+    dominant: Tensor
+    attributes: Tensor
+
+
 class NonFiniteLoss(UserError):
     """A term of the objective became NaN or infinite."""
 
@@ -87,9 +102,11 @@ class Method(LightningModule):
             their own.
         activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
         unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
+        warm_up: epochs of the sampler in which what is neither fresh nor of a loss rests (GSP section 1.6.7: 1 for
+            losses on proxies).
 
     Raises:
-        UserError: a rate that is no positive number, or a weight below 0.
+        UserError: a rate that is no positive number, or a weight or a duration below 0.
     """
 
     def __init__(
@@ -101,8 +118,10 @@ class Method(LightningModule):
         head_lr_factor: float = 1.0,
         activation_decay: float = 0.0,
         unit_rows: float = 0.25,
+        warm_up: float = 0,
     ) -> None:
         super().__init__()
+        not_negative("method.warm_up", warm_up)
         positive("method.lr", lr)
         positive("method.head_lr_factor", head_lr_factor)
         not_negative("method.activation_decay", activation_decay)
@@ -113,6 +132,7 @@ class Method(LightningModule):
         self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
         self.lr, self.head_lr_factor = lr, head_lr_factor
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
+        self.warm_up, self.rests_until = warm_up, 0  # epochs; step
 
     # What a subclass writes.
 
@@ -133,6 +153,10 @@ class Method(LightningModule):
         """Normalised images -> what each scale but the last one found, for pictures; empty: there is one scale."""
         return []
 
+    def shares(self, images: Tensor) -> Shares | None:
+        """Normalised images -> what prototypes have of them, for pictures; None: there are no prototypes."""
+        return None
+
     @property
     def scales_of_learners(self) -> int:
         """How many groups of learners there are, equal in number and one after another, that see different inputs."""
@@ -144,6 +168,7 @@ class Method(LightningModule):
         Raises:
             UserError: data that it cannot be trained on.
         """
+        self.rests_until = round(self.warm_up * data.sampler.steps_per_epoch)
 
     def between_steps(self, step: int) -> dict[str, float]:
         """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and
@@ -206,13 +231,21 @@ class Method(LightningModule):
                 "trainer.gradient_clip_val."
             )
 
+    def on_after_backward(self) -> None:
+        if self.global_step < self.rests_until:
+            for parameter in self._backbone():
+                parameter.grad = None  # a gradient of zero would be decayed all the same
+
+    def _backbone(self) -> list[nn.Parameter]:
+        """Parameters that are neither fresh nor of a loss."""
+        others = {id(p) for module in (*self.fresh(), self.losses) for p in module.parameters()}
+        return [p for p in self.parameters() if id(p) not in others]
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
         fresh = {id(p): p for module in self.fresh() for p in module.parameters()}
-        of_losses = {id(p) for p in self.losses.parameters()}
-        backbone = [p for p in self.parameters() if id(p) not in fresh and id(p) not in of_losses]
         groups: list[dict[str, Any]] = [
-            {"params": backbone, "lr": self.lr},
+            {"params": self._backbone(), "lr": self.lr},
             {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},
         ]
         for loss in self.losses:

@@ -217,6 +217,7 @@ class DCES(Method):
     def on_after_backward(self) -> None:
         """Without a gradient, rather than with one of zero, the optimizer leaves a parameter alone: momentum and decay
         would move the slices of the other learners."""
+        super().on_after_backward()
         for k, part in enumerate(self.slices):
             if self.active not in (None, k):
                 part.zero_grad()
@@ -227,6 +228,7 @@ class DCES(Method):
     # Between iterations.
 
     def attach(self, data: DataModule) -> None:
+        super().attach(data)
         if data.train_images < self.K:
             raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
         self.rows = data.train_rows

@@ -6,13 +6,12 @@ B images, d width of the embedding, m prototypes.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dml.distributed import gather
 from dml.errors import UserError
 from dml.losses.zero_shot import ZeroShotPrediction
-from dml.methods.base import NewHead, NewLoss
+from dml.methods.base import NewHead, NewLoss, Shares
 from dml.methods.baseline import Baseline
 from dml.models.backbones.stages import Backbone
 from dml.models.gsp import GSPHead
@@ -79,12 +78,15 @@ class GSP(Baseline):
             "zero_shot": self.lambda_zs * self.zero_shot(attributes, labels),
         }
 
-    def attention(self, images: Tensor) -> Tensor | None:
-        """The pooling weights, mean 1, `[B,1,1,h,w]`."""
-        maps = self.head.locals(self.backbone(images))
+    def shares(self, images: Tensor) -> Shares | None:
+        """As the paper's Fig. 3b and Fig. 5."""
         if self.head.pooling.waiting:
-            return torch.ones_like(maps[:, None, :1])
-        return self.head.pooling.transport(maps)[0].view(len(maps), 1, 1, *maps.shape[2:])
+            return None
+        maps = self.head.locals(self.backbone(images))
+        weights, plan = self.head.pooling.transport(maps)
+        size = maps.shape[2:]
+        attributes = plan.sum(-1) / self.head.pooling.mu
+        return Shares(weights.unflatten(1, size), plan.argmax(1).unflatten(1, size), attributes)
 
     def fresh(self) -> Iterable[nn.Module]:
         return (self.head,) if self.zero_shot is None else (self.head, self.zero_shot)

@@ -88,25 +88,26 @@ class GeneralizedSumPool(nn.Module):
             self.register_buffer("pooled", torch.zeros(SEEDS, dim))
 
     def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and attributes `z [B,m]` of sum 1, the
-        share that each prototype has in what is kept (eq. 4.3). Both float32."""
+        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and the transport plan `[B,m,n]`.
+        Both float32."""
         with torch.autocast(maps.device.type, enabled=False):
             cells = _shortened(maps.flatten(2).float().transpose(1, 2))  # [B,n,d]
             prototypes = _shortened(self.prototypes.float())
             rho, plan = transport_plan(_distances(prototypes, cells), self.mu, self.eps, self.solver, self.iterations)
-            return (1 - cells.shape[1] * rho) / self.mu, plan.sum(-1) / self.mu
+            return (1 - cells.shape[1] * rho) / self.mu, plan
 
     def forward(self, maps: Tensor) -> Tensor:
         return self.pool(maps)[0]
 
     def pool(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`[B,d,h,w]` -> `[B,d]`, and the attributes `[B,m]`; None while there are no prototypes yet."""
+        """`[B,d,h,w]` -> `[B,d]`, and the attributes `z [B,m]`, the share of each prototype in what is kept, of sum 1
+        (eq. 4.3); None while there are no prototypes yet."""
         if self.waiting and self.training:
             self._await_prototypes(maps.detach())
         if self.waiting:
             return self._summed_up(maps.flatten(2).float()), None
-        weights, attributes = self.transport(maps)
-        return self._summed_up(maps.flatten(2).float() * weights[:, None]), attributes
+        weights, plan = self.transport(maps)
+        return self._summed_up(maps.flatten(2).float() * weights[:, None]), plan.sum(-1) / self.mu
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""

@@ -269,6 +269,55 @@ def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> 
     return figure
 
 
+def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor) -> Figure:
+    """What pooling keeps of each image, and for which prototype (GSP Fig. 3b and Fig. 5), a row an image.
+
+    Args:
+        images: `[B,3,H,W]` in 0..1.
+        weights: `[B,h,w]`, mean 1.
+        dominant: `[B,h,w]`, the prototype that took most of a location. Locations of less weight are paler.
+    """
+    figure = _figure(4.6, 1.5 * len(images) + 0.4)
+    grid = figure.subplots(len(images), 3, squeeze=False)
+    seen = dominant.unique()
+    shades = torch.as_tensor(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(seen)))[:, :3], dtype=torch.float32)
+    top = float(weights.max())
+    for axes in grid.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for row, image, weight, owner in zip(grid, images, weights, dominant, strict=True):
+        row[0].imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+        _overlay(row[1], image, weight, 0.0, top)
+        height, width = image.shape[1:]
+        colours = torch.cat([shades[torch.searchsorted(seen, owner)], (weight / top)[..., None]], dim=-1)
+        row[2].imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, alpha=0.3)
+        row[2].imshow(colours.numpy(), extent=(0, width, height, 0))
+    grid[0, 1].set_title(f"weight, 0 to {top:.1f}", fontsize=8)
+    grid[0, 2].set_title(f"{len(seen)} prototypes", fontsize=8)
+    return figure
+
+
+def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int, str]) -> Figure:
+    """The mean share of each prototype in the images of each class (GSP Fig. 5), a row a class.
+
+    Args:
+        attributes: `[N,m]`, each row of sum 1.
+        labels: `[N]`.
+        names: of the labels.
+    """
+    classes = sorted(names)
+    shares = torch.stack([attributes[labels == c].mean(0) for c in classes]).numpy()  # [C,m]
+    order = np.argsort(-shares.mean(0), kind="stable")  # prototypes, the most frequent first
+    figure = _figure(9, 0.28 * len(classes) + 1.2)
+    axes = figure.subplots()
+    image = axes.imshow(shares[:, order], aspect="auto", cmap="viridis", vmin=0)
+    axes.set_yticks(range(len(classes)), [textwrap.shorten(names[c], 28, placeholder="...") for c in classes])
+    axes.tick_params(labelsize=7)
+    axes.set(xlabel="prototype, the most frequent first", xticks=[])
+    figure.colorbar(image, label="share", pad=0.01)
+    return figure
+
+
 def _overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:
     """The grey image `[3,H,W]` under the attention `[h,w]`, enlarged to it."""
     height, width = image.shape[1:]

@@ -16,6 +16,7 @@ from dml.build import Parts
 from dml.evaluation.evaluator import Table
 from dml.files import replace_file
 from dml.loggers import read_metrics
+from dml.methods.base import Shares
 from dml.reporting import figures
 from dml.reporting.page import render
 from dml.reporting.table import rows, title, watched
@@ -29,11 +30,15 @@ class Examples:
         images: `[B,3,H,W]` in 0..1.
         attention: of each learner, `[B,L,C,h,w]`; None: it does not attend.
         regions: proposal `[B,H,W]` and boxes `[B,4]` of each scale but the last.
+        shares: of prototypes in these images; None: there are none.
+        of_classes: attributes `[N,m]` and labels `[N]` of images of a few test classes, where there are prototypes.
     """
 
     images: Tensor
     attention: Tensor | None
     regions: list[tuple[Tensor, Tensor]]
+    shares: Shares | None
+    of_classes: tuple[Tensor, Tensor] | None
 
 
 def write_report(
@@ -73,6 +78,11 @@ def write_report(
         drawn["attention"] = figures.attention_maps(examples.images, examples.attention)
     if examples.regions:
         drawn["regions"] = figures.object_regions(examples.images, examples.regions)
+    if examples.shares is not None and examples.of_classes is not None:
+        shares, (attributes, labels) = examples.shares, examples.of_classes
+        names = {int(c): parts.records.class_names[c] for c in labels.unique()}
+        drawn["weights"] = figures.pooling_weights(examples.images, shares.weights, shares.dominant)
+        drawn["prototypes"] = figures.prototype_histograms(attributes, labels, names)
     if (groups := parts.method.groups()) is not None:
         drawn["clusters"] = figures.clusters_over_steps(records)
         images["cluster_images"] = figures.cluster_images(groups, parts.data.train_rows, open_image)
