@@ -88,11 +88,11 @@ class GeneralizedSumPool(nn.Module):
             self.register_buffer("pooled", torch.zeros(SEEDS, dim))
 
     def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and the transport plan `[B,m,n]`.
-        Both float32."""
+        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and the transport plan `[B,m,n]`. Both
+        in float32 at least."""
         with torch.autocast(maps.device.type, enabled=False):
-            cells = _shortened(maps.flatten(2).float().transpose(1, 2))  # [B,n,d]
-            prototypes = _shortened(self.prototypes.float())
+            cells = _shortened(_cells(maps).transpose(1, 2))  # [B,n,d]
+            prototypes = _shortened(self.prototypes.to(cells.dtype))
             rho, plan = transport_plan(_distances(prototypes, cells), self.mu, self.eps, self.solver, self.iterations)
             return (1 - cells.shape[1] * rho) / self.mu, plan
 
@@ -105,9 +105,9 @@ class GeneralizedSumPool(nn.Module):
         if self.waiting and self.training:
             self._await_prototypes(maps.detach())
         if self.waiting:
-            return self._summed_up(maps.flatten(2).float()), None
+            return self._summed_up(_cells(maps)), None
         weights, plan = self.transport(maps)
-        return self._summed_up(maps.flatten(2).float() * weights[:, None]), plan.sum(-1) / self.mu
+        return self._summed_up(_cells(maps) * weights[:, None]), plan.sum(-1) / self.mu
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""
@@ -120,7 +120,7 @@ class GeneralizedSumPool(nn.Module):
     @torch.no_grad()
     def _await_prototypes(self, maps: Tensor) -> None:
         """Remembers pooled embeddings of all ranks; once there are enough, prototypes become some of them."""
-        new = gather_rows(maps.float().mean((2, 3)))[-SEEDS:]
+        new = gather_rows(_cells(maps).mean(-1))[-SEEDS:]
         self.pooled.copy_(torch.cat([self.pooled[len(new) :], new]))
         self.kept, self.steps = self.kept + len(new), self.steps + 1
         if self.kept >= SEEDS and self.steps > self.init_steps:
@@ -146,6 +146,11 @@ def k_centres(points: Tensor, count: int) -> Tensor:
         chosen.append(int(nearest.argmax()))
         nearest = nearest.minimum(torch.linalg.vector_norm(points - points[chosen[-1]], dim=1))
     return points[chosen]
+
+
+def _cells(maps: Tensor) -> Tensor:
+    """`[B,d,h,w] -> [B,d,n]`, in float32 at least."""
+    return maps.flatten(2).to(torch.promote_types(maps.dtype, torch.float32))
 
 
 def _shortened(vectors: Tensor) -> Tensor:

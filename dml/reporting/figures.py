@@ -280,7 +280,9 @@ def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor) -> Figure
     figure = _figure(4.6, 1.5 * len(images) + 0.4)
     grid = figure.subplots(len(images), 3, squeeze=False)
     seen = dominant.unique()
-    shades = torch.as_tensor(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(seen)))[:, :3], dtype=torch.float32)
+    shades = torch.as_tensor(
+        matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(seen)))[:, :3], dtype=torch.float32
+    )
     top = float(weights.max())
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[])

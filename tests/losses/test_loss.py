@@ -48,3 +48,22 @@ def test_memory_survives_a_checkpoint() -> None:
 def test_memory_smaller_than_the_batch_is_told() -> None:
     with pytest.raises(UserError, match=r"holds 3 embeddings but a batch has 4: set loss\.loss\.memory_size"):
         memory(3)(unit(4), torch.arange(4))
+
+
+def test_a_memory_that_waits() -> None:
+    """GSP section 1.6.7: the loss of the batch alone at first; how long is in the checkpoint."""
+    torch.manual_seed(0)
+    waiting = Loss(CrossBatchMemory(ContrastiveLoss(), embedding_size=8, memory_size=40), memory_from=2)
+    batches = [F.normalize(torch.randn(10, 8), dim=1) for _ in range(4)]
+    labels = torch.arange(5).repeat(2)
+    for batch in batches[:2]:
+        torch.testing.assert_close(waiting(batch, labels), ContrastiveLoss()(batch, labels))
+        again = memory(40)
+        again.memory_from = 2
+        again.load_state_dict(waiting.state_dict())
+        assert again.batches == waiting.batches
+    fresh = memory(40)
+    for batch in batches[2:]:
+        torch.testing.assert_close(waiting(batch, labels), fresh(batch, labels))
+    with pytest.raises(UserError, match=r"loss\.memory_from=3"):
+        Loss(ContrastiveLoss(), memory_from=3)

@@ -1,0 +1,88 @@
+"""Cross-batch zero-shot prediction against closed forms and a loop."""
+
+import numpy as np
+import pytest
+import torch
+
+from dml.errors import UserError
+from dml.losses.zero_shot import ZeroShotPrediction, class_halves, ridge_prediction
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_ridge_prediction_is_the_closed_form() -> None:
+    """P3's minimum in the primal form, `A = Y Z (Z Z^T + ridge I)^-1`, in NumPy."""
+    rng = np.random.default_rng(0)
+    z, y, queries = rng.random((12, 5)), rng.normal(size=(12, 3)), rng.random((4, 5))
+    a = y.T @ z @ np.linalg.inv(z.T @ z + 0.05 * np.eye(5))
+    found = ridge_prediction(*(torch.as_tensor(x) for x in (z, y, queries)), 0.05)
+    np.testing.assert_allclose(found.numpy(), queries @ a.T, rtol=1e-9)
+
+
+def test_ridge_prediction_of_half_precision_is_in_single() -> None:
+    z = torch.rand(6, 4).bfloat16()
+    assert ridge_prediction(z, torch.rand(6, 3), z, 0.05).dtype == torch.float32
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 8])
+@pytest.mark.parametrize("order", ["sorted", "shuffled", "alternating"])
+def test_halves_share_no_class(classes: int, order: str) -> None:
+    labels = torch.arange(classes).repeat_interleave(4) + 7
+    if order == "shuffled":
+        labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    elif order == "alternating":
+        labels = torch.arange(classes).repeat(4)
+    firsts = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        half = class_halves(labels)
+        one, other = set(labels[half].tolist()), set(labels[~half].tolist())
+        assert not one & other
+        assert len(one) == classes // 2
+        assert len(one | other) == classes
+        firsts.add(frozenset(one))
+    assert len(firsts) > 1  # random ones
+
+
+def test_one_class_is_told() -> None:
+    with pytest.raises(UserError, match=r"one class only.*sampler\.m"):
+        class_halves(torch.tensor([3, 3, 3]))
+
+
+def test_the_loss_is_its_loop() -> None:
+    torch.manual_seed(0)
+    loss = ZeroShotPrediction(classes=6, width=4, ridge=0.05, logit_scale=2.0).double()
+    attributes, labels = torch.rand(10, 3, dtype=torch.double), torch.tensor([0, 2, 5, 0, 2, 5, 4, 4, 0, 4])
+    torch.manual_seed(5)
+    value = loss(attributes, labels)
+    torch.manual_seed(5)
+    first = class_halves(labels)
+    upsilon, total = loss.embeddings.detach().numpy(), 0.0
+    for known in (first.numpy(), ~first.numpy()):
+        z, y = attributes.numpy()[known], upsilon[labels.numpy()[known]]
+        a = y.T @ np.linalg.inv(z @ z.T + 0.05 * np.eye(len(z))) @ z  # Algorithm 4
+        terms = []
+        for zi, label in zip(attributes.numpy()[~known], labels.numpy()[~known], strict=True):
+            scores = 2.0 * upsilon @ (a @ zi)
+            terms.append(np.log(1 + sum(np.exp(scores[j] - scores[label]) for j in range(6) if j != label)))
+        total += np.mean(terms) / 2
+    assert value.item() == pytest.approx(total, rel=1e-10)
+
+
+def test_gradients() -> None:
+    torch.manual_seed(0)
+    loss = ZeroShotPrediction(classes=4, width=3).double()
+    attributes = torch.rand(8, 5, dtype=torch.double, requires_grad=True)
+    labels = torch.arange(4).repeat(2)
+
+    def value(z: torch.Tensor, upsilon: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return torch.func.functional_call(loss, {"embeddings": upsilon}, (z, labels))
+
+    assert torch.autograd.gradcheck(value, (attributes, loss.embeddings.detach().requires_grad_()))
+
+
+@pytest.mark.parametrize(("options", "words"), [((0.0, 1.0), r"ridge=0.0"), ((0.05, -1.0), r"logit_scale=-1.0")])
+def test_options_out_of_range(options: tuple[float, float], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        ZeroShotPrediction(4, 3, *options)

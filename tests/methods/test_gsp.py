@@ -1,0 +1,269 @@
+"""GSP: its pooling as a head, and the method that adds the zero-shot loss."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from dml import train
+from dml.build import load
+from dml.errors import UserError
+from dml.folder import RunFolder
+from dml.loggers import read_metrics
+from dml.methods.base import Method
+from dml.methods.gsp import GSP
+from dml.models.gsp import GeneralizedSumPool, GSPHead, k_centres
+from dml.models.transport import transport_plan
+from tests.conftest import TINY
+
+Configure = Callable[..., DictConfig]
+SMALL = [*TINY, "method=gsp", "head.m=6", "protocol.every=100", "protocol.clustering=false"]
+
+
+def maps(batch: int = 2, dim: int = 4, kind: torch.dtype = torch.double) -> Tensor:
+    return 2 * torch.randn(batch, dim, 3, 5, dtype=kind, generator=torch.Generator().manual_seed(0))
+
+
+# The pooling.
+
+
+@pytest.mark.parametrize("then", ["sum", "max", "gemean"])
+def test_it_is_algorithm_2(then: str) -> None:
+    torch.manual_seed(0)
+    pool = GeneralizedSumPool(4, m=3, mu=0.4, eps=6.0, then=then).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        pool.prototypes[0] *= 3  # one longer than 1, and one shorter
+        pool.prototypes[1] *= 0.5
+    pooled, attributes = pool.pool(maps())
+    assert attributes is not None
+    for image, found, shares in zip(maps(), pooled, attributes, strict=True):
+        cells = image.flatten(1).T
+        cost = torch.empty(3, 15, dtype=torch.double)
+        for i, w in enumerate(pool.prototypes):
+            for j, f in enumerate(cells):
+                cost[i, j] = (w / max(1, w.norm()) - f / max(1, f.norm())).norm()
+        rho, plan = transport_plan(cost, 0.4, 6.0)
+        weighted = ((1 - 15 * rho) / 0.4)[:, None] * cells
+        wanted = {
+            "sum": weighted.mean(0),
+            "max": weighted.max(0).values,
+            "gemean": (weighted.clamp(min=1e-6) ** 3).mean(0) ** (1 / 3),
+        }[then]
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(shares, plan.sum(1) / 0.4)
+    torch.testing.assert_close(attributes.sum(1), torch.ones(2, dtype=attributes.dtype))
+
+
+@pytest.mark.parametrize("solver", ["newton", "fixed_point"])
+def test_all_of_the_image_is_the_average(solver: str) -> None:
+    pooled = GeneralizedSumPool(4, mu=1.0, solver=solver)(maps(kind=torch.float))  # type: ignore[arg-type]
+    torch.testing.assert_close(pooled, maps(kind=torch.float).mean((2, 3)))
+
+
+def test_what_is_near_to_a_prototype_counts() -> None:
+    """Fig. 2: red and blue prototypes, a map of which half is green."""
+    image = torch.zeros(1, 3, 10, 10)
+    image[0, 1], image[0, 0, :, :3], image[0, 2, :, 8:] = 1, 1, 1
+    image[0, 1, :, :3] = image[0, 1, :, 8:] = 0
+    pool = GeneralizedSumPool(3, m=2, mu=0.5, eps=20.0)
+    with torch.no_grad():
+        pool.prototypes.copy_(torch.tensor([[1.0, 0, 0], [0, 0, 1.0]]))
+        weights, plan = pool.transport(image)
+    weights = weights.view(10, 10)
+    assert weights[:, :3].min() > 1.9
+    assert weights[:, 3:8].max() < 0.1
+    owner = plan.argmax(1).view(10, 10)
+    assert (owner[:, :3] == 0).all()
+    assert (owner[:, 8:] == 1).all()
+
+
+def test_bf16_autocast_changes_little() -> None:
+    torch.manual_seed(0)
+    head = GSPHead(6, 16, m=8, eps=50.0)
+    features = torch.rand(2, 6, 5, 5)
+    exact = head(features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = head(features)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, exact, rtol=0.05, atol=0.05)
+
+
+def test_a_location_at_a_prototype_has_a_gradient() -> None:
+    pool = GeneralizedSumPool(4, m=3)
+    image = pool.prototypes.detach().T[None, :, None].clone().requires_grad_()  # [1,4,1,3]
+    pool(image).sum().backward()
+    assert image.grad is not None
+    assert torch.isfinite(image.grad).all()
+    assert torch.isfinite(pool.prototypes.grad).all()  # type: ignore[arg-type]
+
+
+# Prototypes.
+
+
+def test_k_centres_are_the_farthest() -> None:
+    points = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    chosen = [0]
+    for _ in range(7):
+        chosen.append(max(range(50), key=lambda i: min(float((points[i] - points[c]).norm()) for c in chosen)))
+    torch.testing.assert_close(k_centres(points, 8), points[chosen], rtol=0, atol=0)
+
+
+def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averages until 24 images were seen, then the farthest of the last 24 averages, in the same parameter."""
+    monkeypatch.setattr("dml.models.gsp.SEEDS", 24)
+    torch.manual_seed(0)
+    pool = GeneralizedSumPool(4, m=5, mu=0.3, init="kcenter", init_steps=4).train()
+    parameter, batches = pool.prototypes, torch.randn(6, 8, 4, 3, 3)
+    for step, batch in enumerate(batches):
+        pooled, attributes = pool.pool(batch)
+        pool.eval()(batch + 1)  # evaluations are not remembered
+        pool.train()
+        averaged = torch.allclose(pooled, batch.mean((2, 3)))
+        assert averaged == (attributes is None) == (step < 4)
+    assert pool.prototypes is parameter
+    torch.testing.assert_close(parameter, k_centres(batches[2:5].flatten(0, 1).mean((2, 3)), 5))
+
+
+@pytest.mark.parametrize("init", ["random", "kcenter"])
+def test_the_optimizer_moves_prototypes(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, init: str, tmp_path: Path
+) -> None:
+    """In a training; and a checkpoint brings back whether there are any."""
+    monkeypatch.setattr("dml.models.gsp.SEEDS", 32)
+    monkeypatch.setattr(train, "write_report", lambda *_: {})
+    seen: list[Tensor] = []
+    step = GSP.training_step
+
+    def spy(self: GSP, *arguments: object) -> Tensor:
+        seen.append(self.head.pooling.prototypes.detach().clone())
+        return step(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(GSP, "training_step", spy)
+    options = [*SMALL, f"head.init={init}", "trainer.max_steps=6", "method.optimizer.weight_decay=0"]
+    train.run(configure(*options), options)
+    moved = [not torch.equal(a, b) for a, b in zip(seen, seen[1:], strict=False)]
+    # Two batches of 16 give 32 embeddings: the second one's step is already one of prototypes.
+    assert moved == [init == "random", True, True, True, True]
+    loaded = load(str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    assert isinstance(loaded, GSP)
+    assert not loaded.head.pooling.waiting
+
+
+# The method.
+
+
+def test_the_objective_is_the_mixture(method_of: Callable[..., Method]) -> None:
+    method = method_of("method=gsp", "head.m=6", "method.lambda_zs=0.3", "loss=contrastive")
+    assert isinstance(method, GSP)
+    assert method.zero_shot is not None
+    images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
+    embeddings = method.embed(images)
+    attributes = method.attributes
+    torch.manual_seed(3)
+    terms = method.objective(embeddings, labels)
+    torch.manual_seed(3)
+    torch.testing.assert_close(terms["zero_shot"], 0.3 * method.zero_shot(attributes, labels))
+    torch.testing.assert_close(terms["metric"], 0.7 * method.losses[0](embeddings[:, 0], labels))
+
+
+def test_without_choice_and_zero_shot_it_is_the_baseline(method_of: Callable[..., Method]) -> None:
+    """mu = 1, lambda = 0: a linear layer at each location and the mean, or the mean and a linear layer."""
+    gsp = method_of("method=gsp", "head.mu=1", "method.lambda_zs=0", "loss=contrastive")
+    baseline = method_of("method=baseline", "loss=contrastive")
+    baseline.load_state_dict({k: v for k, v in gsp.state_dict().items() if "pooling" not in k})
+    images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
+    values = []
+    for method in (gsp, baseline):
+        embeddings = method.train().embed(images)
+        terms = method.objective(embeddings, labels)
+        assert set(terms) == {"metric"}
+        terms["metric"].backward()
+        values.append([embeddings, terms["metric"], next(method.backbone.parameters()).grad])  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(*values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["abe", "dces", "diablo", "deml", "mtails", "baseline"])
+def test_every_method_takes_the_head(method_of: Callable[..., Method], name: str) -> None:
+    method = method_of(f"method={name}", "head=gsp", "head.m=4")
+    embeddings = method.embed(torch.rand(10, 3, 32, 32))
+    assert embeddings.shape[1] * embeddings.shape[2] == 24
+    sum(method.objective(embeddings, torch.arange(5).repeat(2)).values()).backward()  # type: ignore[union-attr]
+    pools = [module for module in method.modules() if isinstance(module, GeneralizedSumPool)]
+    assert pools
+    assert all(pool.prototypes.grad is not None for pool in pools)
+
+
+def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None:
+    """A run with its pictures; stopped half-way, it ends the same."""
+    options = [*SMALL, "trainer.halve_lr_after=1", "method.warm_up=0.5", "loss=proxy_nca", "head.then=max"]
+    options += ["trainer.max_steps=18", "trainer.checkpoint_every=6"]
+    whole = train.run(configure(*options), options)
+    for name in ("weights", "prototypes"):
+        assert (tmp_path / "run" / "figures" / f"{name}.png").stat().st_size > 5000
+        assert f'alt="{name}"' in (page := (tmp_path / "run" / "report.html").read_text()) or name in page
+    config = configure(*options, f"paths.output_dir={tmp_path / 'again'}")
+    folder = RunFolder(tmp_path / "again")
+    parts, trainer = train.prepare(config, folder)
+    folder.open(config, [])
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        if trainer.global_step == 12:  # after the checkpoint of this step
+            raise Stop
+
+    parts.method.on_train_batch_end = stop  # type: ignore[method-assign]
+    with pytest.raises(Stop):
+        train._fit(config, folder, parts, trainer)
+    again = train.run(config, options)
+    clock = ("run/seconds", "run/seconds_between_steps", "run/images_per_second")
+    assert {k: v for k, v in again.items() if k not in clock} == {k: v for k, v in whole.items() if k not in clock}
+    logs = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "again")]
+    assert logs[0] == logs[1]
+    rates = [record["train/lr"] for record in logs[0] if "train/lr" in record]
+    assert len(rates) == 4  # epochs of 4 steps
+    assert set(rates) <= {1e-3 / 2**k for k in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["head=avg"], "head=gsp"),
+        (["method.lambda_zs=1.5"], r"method\.lambda_zs=1.5"),
+        (["head.mu=0"], r"head\.mu=0"),
+        (["head.eps=0"], r"head\.eps=0"),
+        (["head.m=0"], r"head\.m=0"),
+        (["head.then=median"], r"head\.then=median"),
+        (["head.init=zeros"], r"head\.init=zeros"),
+        (["head.init=kcenter", "head.m=2000"], r"head\.m=2000"),
+        (["head.init_steps=-1"], r"head\.init_steps=-1"),
+        (["method.ridge=0"], r"method\.ridge=0"),
+        (["method.warm_up=-1"], r"method\.warm_up=-1"),
+    ],
+)
+def test_mistakes_are_told(method_of: Callable[..., Method], options: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        method_of("method=gsp", *options)
+
+
+def test_a_batch_of_one_class_is_told(configure: Configure) -> None:
+    with pytest.raises(UserError, match="one class only"):
+        train.run(configure(*SMALL, "sampler.batch_size=4", "sampler.m=4"), [])
+
+
+def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the warm-up the backbone gets no gradient at all: not even weight decay moves it."""
+    method = method_of("method=gsp", "loss=proxy_anchor")
+    method.rests_until = 3
+    for step, rests in ((0, True), (2, True), (3, False)):
+        monkeypatch.setattr(GSP, "global_step", step)
+        method.zero_grad()
+        sum(method.objective(method.embed(torch.rand(10, 3, 32, 32)), torch.arange(5).repeat(2)).values()).backward()  # type: ignore[union-attr]
+        method.on_after_backward()
+        assert all((p.grad is None) == rests for p in method.backbone.parameters())  # type: ignore[union-attr, operator]
+        assert all(p.grad is not None for p in method.head.parameters())  # type: ignore[union-attr, operator]
+        assert all(p.grad is not None for p in method.losses.parameters())
