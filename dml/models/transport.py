@@ -127,7 +127,9 @@ def _balance(pull: Tensor, mu: float, iterations: int) -> Tensor:
         new = s - odds * (taken * left / n) / (tail * (1 - tail)).sum(-1, keepdim=True)
         slack = 1e-6 * (1 + s.abs())  # at the solution rounding may step over the bracket's end
         inside = (new >= low - slack) & (new <= high + slack)  # false for NaN
-        s = torch.where(inside, new, (low + high) / 2)
+        s, before = torch.where(inside, new, (low + high) / 2), s
+        if s.device.type == "cpu" and torch.equal(s, before):  # elsewhere, to look is to wait for the device
+            break
     return s
 
 

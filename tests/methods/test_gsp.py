@@ -1,5 +1,6 @@
 """GSP: its pooling as a head, and the method that adds the zero-shot loss."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,7 +145,7 @@ def test_the_optimizer_moves_prototypes(
     monkeypatch.setattr(GSP, "training_step", spy)
     options = [*SMALL, f"head.init={init}", "trainer.max_steps=6", "method.optimizer.weight_decay=0"]
     train.run(configure(*options), options)
-    moved = [not torch.equal(a, b) for a, b in zip(seen, seen[1:], strict=False)]
+    moved = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
     # Two batches of 16 give 32 embeddings: the second one's step is already one of prototypes.
     assert moved == [init == "random", True, True, True, True]
     loaded = load(str(tmp_path / "run" / "checkpoints" / "last.ckpt"))

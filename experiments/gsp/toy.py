@@ -1,0 +1,91 @@
+"""GSP, Fig. 2: the weights that three problems give to a map of red, blue and green cells.
+
+    python experiments/gsp/toy.py --out runs/gsp_toy
+
+A 10 x 10 map, half of it green background; prototypes are red and blue, so the share that matters is 0.5. With mu = 0.2
+the linear program (P1), solved by SciPy, leaves part of red and blue out; the smoothed problem (P2) reaches more of it
+the more it is smoothed. Writes toy.png, and toy.json with what each problem gives to red and blue and to green cells.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from scipy.optimize import linprog
+
+from dml.files import replace_file
+from dml.models.transport import transport_plan
+
+SIDE = 10
+RED, BLUE, GREEN = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, 1.0, 0.0)
+CASES = ((0.2, None), (0.2, 1.0), (0.2, 5.0), (0.2, 20.0), (0.5, None), (0.5, 5.0), (0.5, 20.0))  # mu, eps; None: P1
+
+
+def toy_map() -> np.ndarray:
+    """`[10,10,3]`: a red and a blue square on green, a quarter of the map each, colours a little uneven."""
+    cells = np.tile(np.array(GREEN), (SIDE, SIDE, 1))
+    cells[:5, :5], cells[5:, 5:] = RED, BLUE
+    return np.clip(cells + np.random.default_rng(0).normal(scale=0.05, size=cells.shape), 0, 1)
+
+
+def linear_program(cost: np.ndarray, mu: float) -> np.ndarray:
+    """P1: costs `[m,n]` -> rho `[n]`."""
+    m, n = cost.shape
+    of_locations = np.tile(np.eye(n), m + 1)  # rho, then the plan's rows
+    of_all = np.concatenate([np.zeros(n), np.ones(m * n)])
+    solved = linprog(
+        np.concatenate([np.zeros(n), cost.ravel()]),
+        A_eq=np.vstack([of_locations, of_all]),
+        b_eq=np.append(np.full(n, 1 / n), mu),
+    )
+    assert solved.success, solved.message
+    return solved.x[:n]
+
+
+def weights(cells: np.ndarray, mu: float, eps: float | None) -> np.ndarray:
+    """`[10,10]`, mean 1."""
+    points = cells.reshape(-1, 3)
+    points = points / np.maximum(1, np.linalg.norm(points, axis=1, keepdims=True))
+    cost = np.linalg.norm(np.array([RED, BLUE])[:, None] - points, axis=2)
+    rho = linear_program(cost, mu) if eps is None else transport_plan(torch.as_tensor(cost), mu, eps)[0].numpy()
+    return ((1 - len(points) * rho) / mu).reshape(SIDE, SIDE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/gsp_toy"))
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = toy_map()
+    wanted = np.zeros((SIDE, SIDE), bool)
+    wanted[:5, :5] = wanted[5:, 5:] = True
+    figure = Figure(figsize=(1.6 * (len(CASES) + 1), 2.0), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(CASES) + 1)
+    axes[0].imshow(cells)
+    axes[0].set_title("features", fontsize=8)
+    told = []
+    for one, (mu, eps) in zip(axes[1:], CASES, strict=True):
+        found = weights(cells, mu, eps)
+        name = "linear program" if eps is None else f"eps {eps:g}"
+        one.imshow(found, cmap="Greys", vmin=0, vmax=1 / mu)
+        one.set_title(f"mu {mu}, {name}", fontsize=8)
+        on, off, unused = found[wanted].mean(), found[~wanted].mean(), (found[wanted] < 0.01).mean()
+        told.append({"mu": mu, "problem": name, "red and blue": on, "green": off, "of red and blue unused": unused})
+    for one in axes:
+        one.set(xticks=[], yticks=[])
+    figure.savefig(folder / "toy.png")
+    replace_file(folder / "toy.json", json.dumps(told, indent=1) + "\n")
+    for row in told:
+        print(
+            ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items())
+        )
+    print(folder / "toy.png")
+
+
+if __name__ == "__main__":
+    main()
