@@ -1,4 +1,4 @@
-"""GSP, section 2.1 and Fig. 3a: features are tokens that are learned, half of them of a background that all classes share.
+"""GSP, section 2.1 and Fig. 3a: features are learned tokens, half of them of a background shared by all classes.
 
     python experiments/gsp/synthetic.py --out runs/gsp_synthetic        # minutes on one core
 
@@ -16,7 +16,6 @@ import json
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure

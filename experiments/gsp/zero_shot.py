@@ -35,7 +35,7 @@ from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
 from dml.reporting.figures import pooling_weights
 
-CLASSES = "rocket pickup_truck kangaroo leopard cattle wolf lizard camel tank bus".split()
+CLASSES = ["rocket", "pickup_truck", "kangaroo", "leopard", "cattle", "wolf", "lizard", "camel", "tank", "bus"]
 SPLITS = 1000
 
 

@@ -120,7 +120,7 @@ def test_gsop(maps: Tensor) -> None:
             covariance[r] @ pool.rows.weight[4 * r + i, 0] + pool.rows.bias[4 * r + i]
             for r in range(3)
             for i in range(4)
-        ]  # type: ignore[index,union-attr]  # noqa: E501
+        ]  # type: ignore[index,union-attr]
         weights = torch.sigmoid(pool.excite(F.leaky_relu(torch.stack(rows), 0.1)))  # type: ignore[operator]
         torch.testing.assert_close(pool(maps)[b], maps[b].mean((1, 2)) * weights)
 
