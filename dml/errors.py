@@ -1,5 +1,6 @@
 """The one exception for mistakes that a user can put right, and the checks that many components share."""
 
+import math
 from typing import Any
 
 
@@ -17,8 +18,8 @@ def whole_number(option: str, value: Any, least: int) -> None:
 
 
 def positive(option: str, value: Any) -> None:
-    """Raises UserError unless `value` is a number above 0."""
-    if not isinstance(value, int | float) or not value > 0:
+    """Raises UserError unless `value` is a finite number above 0."""
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise UserError(f"{option}={value} has to be a positive number.")
 
 

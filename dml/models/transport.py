@@ -65,8 +65,6 @@ def check(mu: float, eps: float, solver: str, iterations: int | None) -> None:
     if not isinstance(mu, int | float) or not 0 < mu <= 1:
         raise UserError(f"head.mu={mu} has to be above 0 and at most 1: it is the share of the image that is kept.")
     positive("head.eps", eps)
-    if math.isinf(eps):
-        raise UserError(f"head.eps={eps} has to be finite.")
     if solver not in ("newton", "fixed_point"):
         raise UserError(f"head.solver={solver} is unknown: choose newton or fixed_point.")
     if iterations is not None:

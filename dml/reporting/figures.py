@@ -269,20 +269,18 @@ def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> 
     return figure
 
 
-def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor) -> Figure:
+def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor, prototypes: int) -> Figure:
     """What pooling keeps of each image, and for which prototype (GSP Fig. 3b and Fig. 5), a row an image.
 
     Args:
         images: `[B,3,H,W]` in 0..1.
         weights: `[B,h,w]`, mean 1.
         dominant: `[B,h,w]`, the prototype that took most of a location. Locations of less weight are paler.
+        prototypes: how many there are; each has a colour of its own.
     """
     figure = _figure(4.6, 1.5 * len(images) + 0.4)
     grid = figure.subplots(len(images), 3, squeeze=False)
-    seen = dominant.unique()
-    shades = torch.as_tensor(
-        matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, len(seen)))[:, :3], dtype=torch.float32
-    )
+    shades = torch.as_tensor(prototype_colours(prototypes)).float()
     top = float(weights.max())
     for axes in grid.flat:
         axes.set(xticks=[], yticks=[])
@@ -291,12 +289,18 @@ def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor) -> Figure
         row[0].imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
         _overlay(row[1], image, weight, 0.0, top)
         height, width = image.shape[1:]
-        colours = torch.cat([shades[torch.searchsorted(seen, owner)], (weight / top)[..., None]], dim=-1)
-        row[2].imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, alpha=0.3)
-        row[2].imshow(colours.numpy(), extent=(0, width, height, 0))
+        extent = (0, width, height, 0)
+        colours = torch.cat([shades[owner], (weight / top)[..., None]], dim=-1)
+        row[2].imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, alpha=0.3, extent=extent)
+        row[2].imshow(colours.numpy(), extent=extent)
     grid[0, 1].set_title(f"weight, 0 to {top:.1f}", fontsize=8)
-    grid[0, 2].set_title(f"{len(seen)} prototypes", fontsize=8)
+    grid[0, 2].set_title(f"{len(dominant.unique())} of {prototypes} prototypes", fontsize=8)
     return figure
+
+
+def prototype_colours(prototypes: int) -> np.ndarray:
+    """`[m,3]`, the same in every picture."""
+    return np.asarray(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, prototypes)))[:, :3]
 
 
 def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int, str]) -> Figure:
@@ -313,11 +317,15 @@ def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int,
     figure = _figure(9, 0.28 * len(classes) + 1.2)
     axes = figure.subplots()
     image = axes.imshow(shares[:, order], aspect="auto", cmap="viridis", vmin=0)
-    axes.set_yticks(range(len(classes)), [textwrap.shorten(names[c], 28, placeholder="...") for c in classes])
+    axes.set_yticks(range(len(classes)), [_cut_short(names[c]) for c in classes])
     axes.tick_params(labelsize=7)
     axes.set(xlabel="prototype, the most frequent first", xticks=[])
     figure.colorbar(image, label="share", pad=0.01)
     return figure
+
+
+def _cut_short(name: str, length: int = 40) -> str:
+    return name if len(name) <= length else name[: length - 3] + "..."
 
 
 def _overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:

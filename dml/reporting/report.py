@@ -81,7 +81,9 @@ def write_report(
     if examples.shares is not None and examples.of_classes is not None:
         shares, (attributes, labels) = examples.shares, examples.of_classes
         names = {int(c): parts.records.class_names[c] for c in labels.unique()}
-        drawn["weights"] = figures.pooling_weights(examples.images, shares.weights, shares.dominant)
+        drawn["weights"] = figures.pooling_weights(
+            examples.images, shares.weights, shares.dominant, shares.attributes.shape[1]
+        )
         drawn["prototypes"] = figures.prototype_histograms(attributes, labels, names)
     if (groups := parts.method.groups()) is not None:
         drawn["clusters"] = figures.clusters_over_steps(records)

@@ -123,7 +123,7 @@ def steps(options: argparse.Namespace) -> None:
     }
 
     def job(overrides: list[str]) -> Callable[[], None]:
-        common = [f"backbone={options.backbone}", "backbone.weights=none", "runtime.train_classes=100"]
+        common = [f"backbone={options.backbone}", "backbone.weights=none", f"runtime.train_classes={options.batch}"]
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=[*common, *overrides])
         torch.manual_seed(0)
@@ -154,6 +154,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
+    if options.batch < 4:
+        parser.error("--batch has to be 4 or more: two classes of two images")
     print(f"{options.device}, {torch.get_num_threads()} threads, median of {options.repeats}")
     for images, prototypes, side in SHAPES:
         alone(images, prototypes, side, 5 * options.repeats, options.device)

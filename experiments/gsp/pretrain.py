@@ -1,17 +1,20 @@
 """ResNet-20 trained to classify CIFAR-100: the backbone that GSP's CIFAR Collage starts from (section 2.2).
 
-    python experiments/gsp/pretrain.py --data data/cifar-100 --out data/weights/resnet20_cifar100.pth
+    python experiments/gsp/pretrain.py
 
-trains on the official training images (4-pixel padded crops, flips), and writes the weights, and beside them a JSON
-with the accuracy on the official test images after each epoch. The same line again goes on where it stopped.
-`backbone=resnet20 backbone.weights=data/weights/resnet20_cifar100.pth` then reads them.
+trains on the official training images (4-pixel padded crops, flips) and writes the weights where `experiment=collage`
+looks for them, weights/resnet20_cifar100.pth in the data folder (DML_DATA, else data), and beside them a JSON with the
+accuracy on the official test images after each epoch. The same line again goes on where it stopped.
 
-The paper says of this training that there was one. SGD with Nesterov momentum 0.9, weight decay 5e-4 and one cycle of
-the learning rate (Smith & Topin 2019), so that the number of epochs is free: 200 are usual on a GPU.
+The paper says of this training that there was one. SGD with Nesterov momentum, weight decay 5e-4 and one cycle of the
+learning rate and, against it, of the momentum, 0.85 to 0.95 (Smith & Topin 2019), so that the number of epochs is free:
+200 are usual on a GPU. All 100 classes are in it, those too whose images the collage tests.
 """
 
 import argparse
 import json
+import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from dml.command import stop
-from dml.data.cifar import Cifar100, cifar100
-from dml.errors import UserError, positive, whole_number
-from dml.files import replace_file
+from dml.data.cifar import IMAGES, Cifar100, cifar100
+from dml.errors import UserError, not_negative, positive, whole_number
+from dml.files import WholeCheckpoints, replace_file
 from dml.models.backbones.resnet_cifar import resnet20
 
 PADDING = 4
@@ -129,16 +132,21 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
     ]
     states = out.parent / f".{out.stem}-{epochs}-{batch}-{lr}-{weight_decay}-{seed}"  # of this very training
     last = states / "last.ckpt"
+    every_epoch = ModelCheckpoint(states, filename="last", enable_version_counter=False)
     trainer = pl.Trainer(
         max_epochs=epochs,
+        devices=1,  # batches are not shared out
         logger=False,
-        callbacks=[ModelCheckpoint(states, save_last=True, save_top_k=0), TQDMProgressBar(refresh_rate=20)],
+        callbacks=[every_epoch, TQDMProgressBar(refresh_rate=20)],
+        plugins=[WholeCheckpoints()],
         num_sanity_val_steps=0,
         enable_model_summary=False,
     )
-    trainer.fit(module, *loaders, ckpt_path=last if last.exists() else None, weights_only=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".{out.name}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # it resumes
+        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")  # and no workers
+        trainer.fit(module, *loaders, ckpt_path=last if last.exists() else None, weights_only=True)
+    beside = out.with_name(f"{out.name}.part")
     torch.save({f"backbone.{name}": value for name, value in module.backbone.state_dict().items()}, beside)
     beside.replace(out)
     told = {"accuracy": module.accuracy, "epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
@@ -146,10 +154,29 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
     return module.accuracy[-1]
 
 
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would fail later."""
+    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
+        whole_number(f"--{name}", getattr(options, name), least)
+    if options.batch > IMAGES["train"]:
+        raise UserError(f"--batch={options.batch} is more than the {IMAGES['train']:,} training images.")
+    positive("--lr", options.lr)
+    not_negative("--weight-decay", options.weight_decay)
+    if options.out.suffix in ("", ".json") or options.out.is_dir():
+        raise UserError(
+            f"--out={options.out} has to be a file such as resnet20_cifar100.pth; a .json is put beside it."
+        )
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose another.") from None
+
+
 def main() -> None:
+    here = Path(os.environ.get("DML_DATA", "data"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data/cifar-100", help="folder of CIFAR-100, binary or Python layout")
-    parser.add_argument("--out", type=Path, default=Path("data/weights/resnet20_cifar100.pth"))
+    parser.add_argument("--data", default=str(here / "cifar-100"), help="folder of CIFAR-100, binary or Python layout")
+    parser.add_argument("--out", type=Path, default=here / "weights" / "resnet20_cifar100.pth")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.2, help="the highest of the cycle")
@@ -157,9 +184,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
-        for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
-            whole_number(f"--{name}", getattr(options, name), least)
-        positive("--lr", options.lr)
+        check(options)
         accuracy = train(
             cifar100(options.data),
             options.out,

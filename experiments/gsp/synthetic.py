@@ -5,7 +5,8 @@
 16 classes of 4 tokens each and 4 background tokens, vectors in [-0.3, 0.3]^d. A sample draws 50 tokens, a share
 N(0.5, 0.1) of them from its class and the rest from the background; its embedding is their average (GAP) or their
 generalized sum pooling (GSP), not normalised. Tokens (and prototypes) are trained with a contrastive loss on batches of
-16 classes x 4, Adam at 1e-4, until MAP@R on fresh samples has not risen for 30 epochs.
+16 classes x 4, Adam at 1e-4, until MAP@R on validation samples has not risen for 30 epochs; the tokens that were best
+there are scored on test samples.
 
 The paper does not print the loss, the dimension (Fig. 3a is drawn in a plane, so 2 here), the length of an epoch, nor
 mu and eps of this study. Writes hulls.png, the samples with the convex hull of each class, and synthetic.json.
@@ -25,6 +26,8 @@ from scipy.spatial import ConvexHull
 from torch import Tensor, nn
 from tqdm import trange
 
+from dml.command import stop
+from dml.errors import UserError, positive, whole_number
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
 from dml.models.gsp import GeneralizedSumPool
@@ -62,7 +65,7 @@ def study(pooling: nn.Module, options: argparse.Namespace, title: str) -> tuple[
     def embed(classes: Tensor, generator: torch.Generator) -> Tensor:
         return pooling(tokens(classes, generator)).flatten(1)
 
-    best, since, kept, told = -1.0, 0, None, 0
+    best, since, kept, chosen = -1.0, 0, model.state_dict(), 0
     bar = trange(options.epochs, desc=title)
     for epoch in bar:
         for _ in range(options.steps):
@@ -73,16 +76,19 @@ def study(pooling: nn.Module, options: argparse.Namespace, title: str) -> tuple[
                 tokens.tokens.clamp_(-BOUND, BOUND)
         with torch.no_grad():
             samples = embed(tested, fresh.manual_seed(10_000 + epoch))
-        figures = evaluate(samples, tested, ks=(1,), clustering=False)
-        bar.set_postfix(map_r=f"{figures['map@r']:.3f}", best=f"{best:.3f}")
-        if figures["map@r"] > best:
-            best, since, kept, told = figures["map@r"], 0, (figures, samples), epoch
-        else:
-            since += 1
+        value = evaluate(samples, tested, ks=(1,), clustering=False)["map@r"]
+        since += 1
+        if value > best:
+            best, since, chosen = value, 0, epoch
+            kept = {name: tensor.clone() for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        bar.set_postfix(map_r=f"{value:.3f}", best=f"{best:.3f}")
         if since == 30:
             break
-    assert kept is not None
-    return kept[0] | {"epoch": told}, kept[1], tested
+    model.load_state_dict(kept, strict=False)
+    with torch.no_grad():
+        samples = embed(tested, fresh.manual_seed(1))
+    figures = evaluate(samples, tested, ks=(1,), clustering=False)
+    return figures | {"best_epoch": chosen, "last_epoch": epoch}, samples, tested
 
 
 def draw(panels: dict[str, tuple[dict[str, float], Tensor, Tensor]], path: Path) -> None:
@@ -95,8 +101,22 @@ def draw(panels: dict[str, tuple[dict[str, float], Tensor, Tensor]], path: Path)
             axes.scatter(*points.T, s=3, color=colour)
             hull = points[ConvexHull(points, qhull_options="QJ").vertices]
             axes.fill(*hull.T, facecolor=(*colour[:3], 0.25), edgecolor=colour, linewidth=1)
+        if samples.shape[1] > 2:
+            axes.set(xlabel=f"the first two of {samples.shape[1]} dimensions")
         axes.set(title=f"{title}: MAP@R {figures['map@r']:.3f}, P@1 {figures['precision@1']:.3f}", aspect="equal")
     figure.savefig(path)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would fail later."""
+    for name, least in (("dim", 2), ("epochs", 1), ("steps", 1), ("seed", 0)):
+        whole_number(f"--{name}", getattr(options, name), least)
+    positive("--lr", options.lr)
+    positive("--margin", options.margin)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.") from None
 
 
 def main() -> None:
@@ -112,9 +132,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of an epoch")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(options.seed)
-    gsp = GeneralizedSumPool(options.dim, m=options.m, mu=options.mu, eps=options.eps)
+    try:
+        check(options)
+        torch.manual_seed(options.seed)
+        gsp = GeneralizedSumPool(options.dim, m=options.m, mu=options.mu, eps=options.eps)
+    except UserError as mistake:
+        stop(str(mistake))
     with torch.no_grad():
         gsp.prototypes.mul_(BOUND)  # where tokens are
     poolings = {"GAP": nn.AdaptiveAvgPool2d(1), "GSP": gsp}
@@ -124,7 +147,8 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     replace_file(options.out / "synthetic.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
     for name, figures in told.items():
-        print(f"{name}: MAP@R {figures['map@r']:.4f}, P@1 {figures['precision@1']:.4f}, epoch {figures['epoch']}")
+        epochs = f"best epoch {figures['best_epoch']}, last {figures['last_epoch']}"
+        print(f"{name}: MAP@R {figures['map@r']:.4f}, P@1 {figures['precision@1']:.4f}, {epochs}")
     print(options.out / "hulls.png")
 
 

@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
+from dml.command import stop
 from dml.files import replace_file
 from dml.models.transport import transport_plan
 
@@ -59,11 +60,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_toy"))
     folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        stop(f"--out={folder} cannot be written ({error.strerror}): choose a folder.")
     cells = toy_map()
     wanted = np.zeros((SIDE, SIDE), bool)
     wanted[:5, :5] = wanted[5:, 5:] = True
-    figure = Figure(figsize=(1.6 * (len(CASES) + 1), 2.0), dpi=130, layout="constrained")
+    figure = Figure(figsize=(1.6 * (len(CASES) + 1) + 0.6, 2.0), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(CASES) + 1)
     axes[0].imshow(cells)
@@ -72,10 +76,11 @@ def main() -> None:
     for one, (mu, eps) in zip(axes[1:], CASES, strict=True):
         found = weights(cells, mu, eps)
         name = "linear program" if eps is None else f"eps {eps:g}"
-        one.imshow(found, cmap="Greys", vmin=0, vmax=1 / mu)
+        shown = one.imshow(found, cmap="Greys", vmin=0, vmax=1 / min(mu for mu, _ in CASES))
         one.set_title(f"mu {mu}, {name}", fontsize=8)
         on, off, unused = found[wanted].mean(), found[~wanted].mean(), (found[wanted] < 0.01).mean()
         told.append({"mu": mu, "problem": name, "red and blue": on, "green": off, "of red and blue unused": unused})
+    figure.colorbar(shown, ax=axes, label="weight, mean 1", pad=0.01)
     for one in axes:
         one.set(xticks=[], yticks=[])
     figure.savefig(folder / "toy.png")

@@ -1,6 +1,6 @@
 """GSP, sections 5.1 and 2.3 and Fig. 5: do attributes of some classes predict the embeddings of others?
 
-    python experiments/gsp/zero_shot.py --data data/cifar-100 --out runs/gsp_zero_shot
+    python experiments/gsp/zero_shot.py --out runs/gsp_zero_shot      # CIFAR-100 in cifar-100 of DML_DATA, else data
 
 Ten classes, 8 prototypes, Proxy-NCA++, with and without the zero-shot loss. From the test images come each class's mean
 attributes and mean embedding. A thousand times the classes are parted in two halves at random: a linear map (P3) from
@@ -13,6 +13,7 @@ attributes), weights_*.png (what prototypes take of test images) and zero_shot.j
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +30,23 @@ from tqdm import tqdm
 from dml.build import build_method
 from dml.command import CONF, stop
 from dml.data.cifar import cifar100
-from dml.errors import UserError
+from dml.errors import UserError, positive, whole_number
 from dml.files import replace_file
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
-from dml.reporting.figures import pooling_weights
+from dml.reporting.figures import pooling_weights, prototype_colours
 
 CLASSES = ["rocket", "pickup_truck", "kangaroo", "leopard", "cattle", "wolf", "lizard", "camel", "tank", "bus"]
 SPLITS = 1000
 
 
 def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: argparse.Namespace) -> GSP:
-    overrides = ["method=gsp", "backbone=resnet20", f"backbone.weights={options.weights}", "loss=proxy_nca"]
-    overrides += [f"head.m={options.m}", "head.eps=0.5", f"method.lambda_zs={lambda_zs}", "method.lr=1e-3"]
-    overrides += [f"method.logit_scale={options.logit_scale}", f"runtime.train_classes={len(CLASSES)}"]
+    overrides = ["method=gsp", "backbone=resnet20", "loss=proxy_nca", "loss.lr_factor=1", "method.lr=1e-3"]
+    overrides += ["head.eps=0.5", f"runtime.train_classes={len(CLASSES)}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", overrides=overrides)
+    config.backbone.weights, config.head.m = options.weights, options.m
+    config.method.update(lambda_zs=lambda_zs, logit_scale=options.logit_scale)
     torch.manual_seed(options.seed)
     method = build_method(config)
     assert isinstance(method, GSP)
@@ -99,9 +101,24 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
     return told
 
 
+def check(options: argparse.Namespace) -> None:
+    """Raises UserError for what would fail later."""
+    for name, least in (("m", 1), ("epochs", 1), ("seed", 0)):
+        whole_number(f"--{name}", getattr(options, name), least)
+    positive("--lambda-zs", options.lambda_zs)
+    positive("--ridge", options.ridge)
+    if options.lambda_zs > 1:
+        raise UserError(f"--lambda-zs={options.lambda_zs} is a share: give a number up to 1.")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.") from None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="data/cifar-100", help="folder of CIFAR-100, binary or Python layout")
+    data = str(Path(os.environ.get("DML_DATA", "data")) / "cifar-100")
+    parser.add_argument("--data", default=data, help="folder of CIFAR-100, binary or Python layout")
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_zero_shot"))
     parser.add_argument("--weights", default="none", help="of the backbone, as from pretrain.py")
     parser.add_argument("--m", type=int, default=8, help="prototypes")
@@ -112,6 +129,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
+        check(options)
         cifar = cifar100(options.data)
         wanted = [cifar.class_names.index(name) for name in CLASSES]
         chosen = np.isin(cifar.classes, wanted)
@@ -119,7 +137,6 @@ def main() -> None:
         names = [cifar.class_names[c] for c in np.sort(wanted)]
         rows, tests = np.flatnonzero(chosen & cifar.train), np.flatnonzero(chosen & ~cifar.train)
         images = torch.as_tensor(cifar.images[tests].transpose(0, 3, 1, 2)) / 255
-        options.out.mkdir(parents=True, exist_ok=True)
         told, histograms = {}, {}
         for lambda_zs in (0.0, options.lambda_zs):
             method = trained(cifar.images[rows], renumbered[rows], lambda_zs, options)
@@ -129,13 +146,13 @@ def main() -> None:
             with torch.inference_mode():
                 shares = method.shares(method.normalize(images[:6]))
             assert shares is not None
-            figure = pooling_weights(images[:6], shares.weights, shares.dominant)
+            figure = pooling_weights(images[:6], shares.weights, shares.dominant, options.m)
             figure.savefig(options.out / f"weights_{'with' if lambda_zs else 'without'}.png")
     except UserError as mistake:
         stop(str(mistake))
-    draw(histograms, names, options.out / "histograms.png")
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     replace_file(options.out / "zero_shot.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
+    draw(histograms, names, options.out / "histograms.png")
     for name, figures in told.items():
         print(name, {key: round(value, 4) for key, value in figures.items()})
 
@@ -148,7 +165,7 @@ def draw(histograms: dict[str, Tensor], names: list[str], path: Path) -> None:
     for column, (title, attributes) in zip(grid.T, histograms.items(), strict=True):
         column[0].set_title(title, fontsize=9)
         for axes, name, shares in zip(column, names, attributes, strict=True):
-            axes.bar(range(len(shares)), shares.numpy(), color="#0072B2")
+            axes.bar(range(len(shares)), shares.numpy(), color=prototype_colours(len(shares)))
             axes.set_xticks([])
             axes.tick_params(labelsize=6)
             axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
