@@ -1,6 +1,7 @@
 """From a composed configuration to built objects: the only place that instantiates."""
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError
 from torch.utils.flop_counter import FlopCounterMode
 
 from dml.data.cache import ImageCache
@@ -74,6 +76,7 @@ def build(config: DictConfig) -> Parts:
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
     method.attach(data)
+    _check_durations(config, method)
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
@@ -81,9 +84,18 @@ def _check_complete(config: DictConfig) -> None:
     """Raises UserError where an option without a default was not given."""
     filled = config.copy()
     filled.runtime.update(train_classes=0, embedding_dim=0)  # known later
-    missing = sorted(OmegaConf.missing_keys(filled))
-    if missing:
-        raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
+    try:
+        missing = sorted(OmegaConf.missing_keys(filled))
+        if missing:
+            raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
+        OmegaConf.to_container(filled, resolve=True)
+    except InterpolationKeyError as error:
+        where = " of a data set, as experiment=gsp_cub does" if "tuned" in str(error) else ""
+        raise UserError(f"{error.full_key} refers to what nothing sets{where} ({_first_line(error)}).") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def check_numbers(config: DictConfig) -> None:
@@ -108,6 +120,21 @@ def check_numbers(config: DictConfig) -> None:
         whole_number(name, value, least)
 
 
+def _check_durations(config: DictConfig, method: Method) -> None:
+    """Raises UserError for what would only begin after the end, or would undo itself."""
+    steps = config.trainer.max_steps
+    waits = {
+        f"loss.memory_from={config.loss.get('memory_from', 0)}": config.loss.get("memory_from", 0),
+        f"method.warm_up={method.warm_up} (epochs)": method.rests_until,
+        f"head.init_steps={config.head.get('init_steps', 0)}": config.head.get("init_steps", 0),
+    }
+    for option, wait in waits.items():
+        if wait and wait >= steps:
+            raise UserError(f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower it.")
+    if config.trainer.halve_lr_after and config.method.get("finetune_lr_factor", 1) != 1:
+        raise UserError("trainer.halve_lr_after and method.finetune_lr_factor both set the learning rate: choose one.")
+
+
 def _check_pairs(config: DictConfig) -> None:
     """Raises UserError where a loss asks for pairs that the sampler does not draw."""
     explicit = OmegaConf.select(config, "loss.loss.pairs") == "explicit"
@@ -120,8 +147,6 @@ def _check_sizes(config: DictConfig) -> None:
     if config.head.dim % config.protocol.slices:
         raise UserError(f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}.")
     not_negative("trainer.image_cache", config.trainer.image_cache)
-    if math.isinf(config.trainer.image_cache):
-        raise UserError("trainer.image_cache is a number of GB: give one, or 0 for no cache.")
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
@@ -181,6 +206,18 @@ def load(path: str) -> Method:
     return method.eval()
 
 
+@contextmanager
+def counted() -> Iterator[FlopCounterMode]:
+    """Counts what torch computes; its fused transformer layers, which the counter does not see, are off meanwhile."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def complexity(method: Method, image_size: int) -> dict[str, int]:
     """Size and cost of the embedding of one image.
 
@@ -193,13 +230,12 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+    with torch.inference_mode(), counted() as counter:
         try:
             method.eval().embed(images)
         except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
             raise UserError(
-                f"image_size={image_size} does not pass the network ({str(error).splitlines()[0]}): choose a larger "
-                "one."
+                f"image_size={image_size} does not pass the network ({_first_line(error)}): choose a larger one."
             ) from error
     method.train(training)
     left_out = {id(p) for module in method.training_only() for p in module.parameters()}

@@ -64,13 +64,12 @@ def describe(method: "Method", image_size: int) -> tuple[list[Part], dict[str, i
         (`dml.build.complexity`), `learners` L and `dim` D = L*d.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
-    from dml.build import complexity
+    from dml.build import complexity, counted
 
     total = complexity(method, image_size)
     parts: list[Part] = []
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+    with torch.inference_mode(), counted() as counter:
         hooks = []
         for name, module in _parts(method):
             hooks += _watch(module, Part(name, sum(p.numel() for p in module.parameters())), parts, counter)

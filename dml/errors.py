@@ -24,8 +24,8 @@ def positive(option: str, value: Any) -> None:
 
 
 def not_negative(option: str, value: Any) -> None:
-    """Raises UserError unless `value` is a number of 0 or more."""
-    if not isinstance(value, int | float) or not value >= 0:
+    """Raises UserError unless `value` is a finite number of 0 or more."""
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise UserError(f"{option}={value} has to be a number of 0 or more.")
 
 

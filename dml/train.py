@@ -233,13 +233,14 @@ class Course(Callback):
         if not patience:
             return
         # Not as a scheduler of Lightning's: it steps those after callbacks have written the step's checkpoint.
-        self.plateau = ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=patience - 1)
+        self.plateau = ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=patience - 1, threshold=0)
         if "plateau" in self.state:
             self.plateau.load_state_dict(self.state.pop("plateau"))
             self.loss_of_epoch = self.state.pop("loss_of_epoch")
 
     def _halve_on_a_plateau(self, trainer: pl.Trainer) -> None:
-        """Halves all learning rates after some epochs whose mean training loss is not below the lowest so far."""
+        """Halves all learning rates after some epochs whose mean training loss is not below the lowest so far (which a
+        term that joins in later, as that of a memory or of prototypes awaited, may hold off for good)."""
         if self.plateau is None:
             return
         loss = _method(trainer).terms["train/loss"]

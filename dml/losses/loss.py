@@ -18,7 +18,7 @@ class Loss(nn.Module):
             torch's global generator, which is seeded by the step.
         lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
         memory_from: of a cross-batch memory: batches before it is used (GSP section 1.6.7: 1,000); until then its
-            loss sees the batch alone.
+            loss sees the batch alone, without the memory's miner.
 
     Raises:
         UserError: `memory_from` without a memory, or no whole number.

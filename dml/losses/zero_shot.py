@@ -46,7 +46,7 @@ class ZeroShotPrediction(nn.Module):
     def _of_half(self, known: Tensor, known_labels: Tensor, unknown: Tensor, labels: Tensor) -> Tensor:
         """The loss of one half's images, predicted from the other half."""
         predicted = ridge_prediction(known, self.embeddings[known_labels], unknown, self.ridge)
-        return F.cross_entropy(self.logit_scale * predicted @ self.embeddings.T, labels)
+        return F.cross_entropy(self.logit_scale * predicted @ self.embeddings.to(predicted.dtype).T, labels)
 
 
 def class_halves(labels: Tensor) -> Tensor:
@@ -78,4 +78,4 @@ def ridge_prediction(inputs: Tensor, targets: Tensor, queries: Tensor, ridge: fl
     with torch.autocast(inputs.device.type, enabled=False):
         kernel = inputs @ inputs.T
         kernel = kernel + ridge * torch.eye(len(inputs), dtype=kind, device=inputs.device)
-        return queries @ inputs.T @ torch.cholesky_solve(targets, torch.linalg.cholesky(kernel))
+        return queries @ inputs.T @ torch.linalg.solve(kernel, targets)

@@ -18,6 +18,7 @@ from dml.data.datamodule import DataModule
 from dml.distributed import gather
 from dml.errors import UserError, not_negative, positive, whole_number
 from dml.losses import Loss, functional
+from dml.models.gsp import GeneralizedSumPool
 from dml.models.heads import Head
 
 NewHead = Callable[[int], Head]
@@ -232,9 +233,13 @@ class Method(LightningModule):
             )
 
     def on_after_backward(self) -> None:
+        """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""
         if self.global_step < self.rests_until:
             for parameter in self._backbone():
-                parameter.grad = None  # a gradient of zero would be decayed all the same
+                parameter.grad = None
+        for module in self.modules():
+            if isinstance(module, GeneralizedSumPool) and module.waiting:
+                module.prototypes.grad = None
 
     def _backbone(self) -> list[nn.Parameter]:
         """Parameters that are neither fresh nor of a loss."""

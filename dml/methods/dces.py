@@ -161,6 +161,10 @@ class DCES(Method):
         super().__init__(normalize=backbone.normalize, losses=[*losses, loss(dim)], **options)
         self.backbone = backbone
         self.head = head(dim)
+        if learners > 1 and self.head.projection.out_features != dim:
+            raise UserError(
+                "DCES slices the embedding, which this head makes of one vector a prototype: choose another."
+            )
         self.head.projection = Slices(self.head.projection, learners)  # type: ignore[assignment]
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
@@ -387,13 +391,13 @@ def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
 class Slices(nn.ModuleList):
     """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
 
-    Raises:
-        UserError: a width that they cannot share.
+    Args:
+        layer: of a width that they can share.
+        parts: how many.
     """
 
     def __init__(self, layer: nn.Linear, parts: int) -> None:
         super().__init__()
-        share(layer.out_features, parts, "method.K")  # of local embeddings it may be smaller than head.dim
         for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
             part = nn.Linear(layer.in_features, len(bias))
             part.load_state_dict({"weight": weight, "bias": bias})

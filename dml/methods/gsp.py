@@ -58,25 +58,23 @@ class GSP(Baseline):
             raise UserError(f"method.lambda_zs={lambda_zs} is a share: give a number from 0 to 1.")
         self.lambda_zs = lambda_zs
         self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
-        self.attributes: Tensor | None = None  # [b,m] of this training step's images, on this rank
-
-    def learners(self, images: Tensor) -> Tensor:
-        pooled, attributes = self.head.pooling.pool(self.head.locals(self.backbone(images)))
-        self.attributes = attributes if self.training else None
-        return pooled[:, None]
+        self.head.pooling.keeps_attributes = self.zero_shot is not None
 
     def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
         metric = super().objective(embeddings, labels)["metric"]
         if self.zero_shot is None:
             return {"metric": metric}
-        if self.attributes is None:  # prototypes are still to come
-            idle = 0 * (self.zero_shot.embeddings.sum() + self.head.pooling.prototypes.sum())  # DDP wants them all
-            return {"metric": (1 - self.lambda_zs) * metric, "zero_shot": idle}
-        attributes, self.attributes = gather(self.attributes, labels)[0], None
-        return {
-            "metric": (1 - self.lambda_zs) * metric,
-            "zero_shot": self.lambda_zs * self.zero_shot(attributes, labels),
-        }
+        attributes, self.head.pooling.attributes = self.head.pooling.attributes, None
+        if attributes is None:  # prototypes are still to come; under DDP every parameter has to take part
+            value = 0 * self.zero_shot.embeddings.sum()
+        else:
+            value = self.lambda_zs * self.zero_shot(gather(attributes, labels)[0], labels)
+        return {"metric": (1 - self.lambda_zs) * metric, "zero_shot": value}
+
+    def on_after_backward(self) -> None:
+        super().on_after_backward()
+        if self.head.pooling.waiting and self.zero_shot is not None:
+            self.zero_shot.embeddings.grad = None
 
     def shares(self, images: Tensor) -> Shares | None:
         """As the paper's Fig. 3b and Fig. 5."""

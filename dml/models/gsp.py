@@ -45,9 +45,9 @@ class GeneralizedSumPool(nn.Module):
         solver, iterations: see `dml.models.transport.transport_plan`.
         then: what is done with the weighted embeddings: `sum` (GSP), `max` (GMP+GSP), or `gemean` (GeMean+GSP), the
             generalised mean of those above 0 with a learned exponent that starts at 3.
-        init: of the prototypes. `random`: directions at unit norm. `kcenter`, as released: global average pooling until
-            training has seen `init_steps` batches and 1,024 images, then those of the last 1,024 pooled embeddings
-            that are farthest from one another.
+        init: of the prototypes. `random`: directions at unit norm. `kcenter`, after the released code: all locations
+            count alike until `init_steps` passes and 1,024 averages of local embeddings have gone by in training, then
+            prototypes are those of the last 1,024, at unit norm, that are farthest from one another.
         init_steps: with `kcenter`; the released TensorFlow code has 4096.
 
     Raises:
@@ -83,7 +83,9 @@ class GeneralizedSumPool(nn.Module):
         self.exponent = nn.Parameter(torch.tensor(3.0)) if then == "gemean" else None
         self.init_steps = init_steps
         self.waiting = init == "kcenter"  # for its prototypes
-        self.steps = self.kept = 0  # batches and embeddings seen while waiting
+        self.steps = self.kept = 0  # passes and embeddings seen while waiting
+        self.keeps_attributes = False  # in training, of the last pass
+        self.attributes: Tensor | None = None
         if self.waiting:
             self.register_buffer("pooled", torch.zeros(SEEDS, dim))
 
@@ -97,17 +99,20 @@ class GeneralizedSumPool(nn.Module):
             return (1 - cells.shape[1] * rho) / self.mu, plan
 
     def forward(self, maps: Tensor) -> Tensor:
-        return self.pool(maps)[0]
-
-    def pool(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`[B,d,h,w]` -> `[B,d]`, and the attributes `z [B,m]`, the share of each prototype in what is kept, of sum 1
-        (eq. 4.3); None while there are no prototypes yet."""
+        """`[B,d,h,w] -> [B,d]`; with `keeps_attributes` also `attributes`, `z [B,m]`, the share of each prototype in
+        what is kept, of sum 1 (eq. 4.3), or None while there are no prototypes yet."""
         if self.waiting and self.training:
             self._await_prototypes(maps.detach())
         if self.waiting:
-            return self._summed_up(_cells(maps)), None
-        weights, plan = self.transport(maps)
-        return self._summed_up(_cells(maps) * weights[:, None]), plan.sum(-1) / self.mu
+            self.attributes = None
+            pooled = self._summed_up(_cells(maps))
+        else:
+            weights, plan = self.transport(maps)
+            self.attributes = plan.sum(-1) / self.mu if self.keeps_attributes and self.training else None
+            pooled = self._summed_up(_cells(maps) * weights[:, None])
+        if self.training and (self.waiting or self.mu == 1):
+            pooled = pooled + 0 * self.prototypes.sum()  # under DDP every parameter has to take part
+        return pooled
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""
@@ -120,7 +125,7 @@ class GeneralizedSumPool(nn.Module):
     @torch.no_grad()
     def _await_prototypes(self, maps: Tensor) -> None:
         """Remembers pooled embeddings of all ranks; once there are enough, prototypes become some of them."""
-        new = gather_rows(_cells(maps).mean(-1))[-SEEDS:]
+        new = gather_rows(F.normalize(_cells(maps).mean(-1)))[-SEEDS:]
         self.pooled.copy_(torch.cat([self.pooled[len(new) :], new]))
         self.kept, self.steps = self.kept + len(new), self.steps + 1
         if self.kept >= SEEDS and self.steps > self.init_steps:

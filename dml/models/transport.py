@@ -33,7 +33,7 @@ def transport_plan(
     `mean_j sigmoid(s + l_j) = mu`, whose left side grows with s. Gradients are those of the minimum, of any order.
 
     `fixed_point` is the loop of Proposition 4.2 with the gradient of Proposition 4.3, as printed. The gradient takes
-    the loop for converged, which after the paper's 100 rounds it is not for mu near 1. There is no second gradient.
+    the loop for converged, which after 100 rounds it is not for mu near 1 or large eps. There is no second gradient.
 
     mu = 1 leaves no choice (Theorem 4.1): rho is 0 whatever the solver.
 

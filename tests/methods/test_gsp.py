@@ -8,6 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.nn import functional as F
 
 from dml import train
 from dml.build import load
@@ -38,7 +39,8 @@ def test_it_is_algorithm_2(then: str) -> None:
     with torch.no_grad():
         pool.prototypes[0] *= 3  # one longer than 1, and one shorter
         pool.prototypes[1] *= 0.5
-    pooled, attributes = pool.pool(maps())
+    pool.keeps_attributes = True
+    pooled, attributes = pool(maps()), pool.attributes
     assert attributes is not None
     for image, found, shares in zip(maps(), pooled, attributes, strict=True):
         cells = image.flatten(1).T
@@ -119,14 +121,16 @@ def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     pool = GeneralizedSumPool(4, m=5, mu=0.3, init="kcenter", init_steps=4).train()
     parameter, batches = pool.prototypes, torch.randn(6, 8, 4, 3, 3)
+    pool.keeps_attributes = True
     for step, batch in enumerate(batches):
-        pooled, attributes = pool.pool(batch)
+        pooled = pool(batch)
+        averaged = torch.allclose(pooled, batch.mean((2, 3)))
+        assert averaged == (pool.attributes is None) == (step < 4)
         pool.eval()(batch + 1)  # evaluations are not remembered
         pool.train()
-        averaged = torch.allclose(pooled, batch.mean((2, 3)))
-        assert averaged == (attributes is None) == (step < 4)
     assert pool.prototypes is parameter
-    torch.testing.assert_close(parameter, k_centres(batches[2:5].flatten(0, 1).mean((2, 3)), 5))
+    means = F.normalize(batches[2:5].flatten(0, 1).mean((2, 3)))
+    torch.testing.assert_close(parameter, k_centres(means, 5))
 
 
 @pytest.mark.parametrize("init", ["random", "kcenter"])
@@ -140,15 +144,18 @@ def test_the_optimizer_moves_prototypes(
     step = GSP.training_step
 
     def spy(self: GSP, *arguments: object) -> Tensor:
-        seen.append(self.head.pooling.prototypes.detach().clone())
+        assert self.zero_shot is not None
+        pair = self.head.pooling.prototypes, self.zero_shot.embeddings
+        seen.append(torch.cat([part.detach() for part in pair]))
         return step(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GSP, "training_step", spy)
-    options = [*SMALL, f"head.init={init}", "trainer.max_steps=6", "method.optimizer.weight_decay=0"]
+    options = [*SMALL, f"head.init={init}", "trainer.max_steps=6"]
     train.run(configure(*options), options)
-    moved = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
-    # Two batches of 16 give 32 embeddings: the second one's step is already one of prototypes.
-    assert moved == [init == "random", True, True, True, True]
+    moved = [(a != b).any(1) for a, b in itertools.pairwise(seen)]  # rows of prototypes and class embeddings
+    # Two batches of 16 give 32 embeddings: the second one's step is already one of prototypes. Before, both rest.
+    assert [bool(rows.any()) for rows in moved] == [init == "random", True, True, True, True]
+    assert all(rows[:6].all() for rows in moved[1:])
     loaded = load(str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
     assert isinstance(loaded, GSP)
     assert not loaded.head.pooling.waiting
@@ -163,11 +170,13 @@ def test_the_objective_is_the_mixture(method_of: Callable[..., Method]) -> None:
     assert method.zero_shot is not None
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
     embeddings = method.embed(images)
-    attributes = method.attributes
+    attributes = method.head.pooling.attributes
+    assert attributes is not None
     torch.manual_seed(3)
     terms = method.objective(embeddings, labels)
     torch.manual_seed(3)
     torch.testing.assert_close(terms["zero_shot"], 0.3 * method.zero_shot(attributes, labels))
+    assert method.head.pooling.attributes is None  # its graph is not kept
     torch.testing.assert_close(terms["metric"], 0.7 * method.losses[0](embeddings[:, 0], labels))
 
 
@@ -254,11 +263,28 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
         (["head.init_steps=-1"], r"head\.init_steps=-1"),
         (["method.ridge=0"], r"method\.ridge=0"),
         (["method.warm_up=-1"], r"method\.warm_up=-1"),
+        (["method.warm_up=inf"], r"method\.warm_up=inf"),
     ],
 )
 def test_mistakes_are_told(method_of: Callable[..., Method], options: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         method_of("method=gsp", *options)
+
+
+def test_every_parameter_takes_part_while_prototypes_are_awaited(method_of: Callable[..., Method]) -> None:
+    """And where there is no choice: DDP stops at a parameter that does not."""
+    for options in (["head.init=kcenter"], ["head.mu=1"]):
+        for more in (["method=gsp"], ["method=gsp", "method.lambda_zs=0"], ["method=baseline", "head=gsp"]):
+            method = method_of(*more, *options, "loss=contrastive")
+            terms = method.objective(method.embed(torch.rand(10, 3, 32, 32)), torch.arange(5).repeat(2))
+            sum(terms.values()).backward()  # type: ignore[union-attr]
+            assert all(p.grad is not None for p in method.parameters())
+
+
+def test_half_precision_throughout(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "write_report", lambda *_: {})
+    options = [*SMALL, "trainer.precision=bf16-true", "trainer.max_steps=2"]
+    train.run(configure(*options), options)
 
 
 def test_a_batch_of_one_class_is_told(configure: Configure) -> None:

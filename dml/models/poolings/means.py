@@ -29,6 +29,7 @@ class GeneralizedMeanPool(nn.Module):
 
     def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
         super().__init__()
+        positive("head.pooling.p", p)
         self.p = nn.Parameter(torch.tensor([float(p)]))
         self.eps = eps
 
@@ -78,4 +79,4 @@ class GeneralizedMaxPool(nn.Module):
             kernel = cells.transpose(1, 2) @ cells  # [B,n,n]
             kernel = kernel + self.ridge * torch.eye(kernel.shape[-1], dtype=cells.dtype, device=cells.device)
             ones = torch.ones_like(kernel[..., :1])
-            return (cells @ torch.cholesky_solve(ones, torch.linalg.cholesky(kernel))).squeeze(-1)
+            return (cells @ torch.linalg.solve(kernel, ones)).squeeze(-1)
