@@ -36,7 +36,9 @@ FIXED_NAMES = {
 
 
 def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    """The `gsp_` ones take their values from experiments, and are others' otherwise."""
+    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return [name for name in found if not name.startswith("gsp_")]
 
 
 def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:

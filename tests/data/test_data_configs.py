@@ -38,9 +38,13 @@ def test_every_sampler(configure: Configure, name: str) -> None:
 @pytest.mark.parametrize("name", names("dataset"))
 def test_every_dataset_composes_with_its_transform_and_size(configure: Configure, name: str) -> None:
     config = configure(f"dataset={name}")
-    characters = name in ("glyphs", "omniglot")
-    assert config.transform.train._target_.endswith("jitter" if characters else "shorter_crop")
-    assert config.backbone._target_.endswith("small" if characters else "mobilenet_v2")
+    transform, backbone = {
+        "glyphs": ("jitter", "small"),
+        "omniglot": ("jitter", "small"),
+        "cifar_collage": ("stretch", "resnet20"),
+    }.get(name, ("shorter_crop", "mobilenet_v2"))
+    assert config.transform.train._target_.endswith(transform)
+    assert config.backbone._target_.endswith(backbone)
     assert config.transform.test.size == config.image_size
 
 

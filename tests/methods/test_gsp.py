@@ -304,3 +304,27 @@ def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytes
         assert all((p.grad is None) == rests for p in method.backbone.parameters())  # type: ignore[union-attr, operator]
         assert all(p.grad is not None for p in method.head.parameters())  # type: ignore[union-attr, operator]
         assert all(p.grad is not None for p in method.losses.parameters())
+
+
+@pytest.mark.parametrize("benchmark", ["cub", "cars", "inshop", "sop"])
+def test_the_papers_settings(configure: Configure, benchmark: str) -> None:
+    """Section 1.6.7, as printed; every loss composes with every benchmark."""
+    c2 = {"cub": (0, 0.3841), "cars": (0.2652, 0.5409)}.get(benchmark, (0.2858, 0.5130))
+    ms = {"cars": (14.35, 75.83, 0.66), "inshop": (8.49, 57.38, 0.41)}.get(benchmark, (2, 40, 0.5))
+    triplet = {"cub": 0.0961, "cars": 0.1190}.get(benchmark, 0.0451)
+    batches = {"cub": 25, "cars": 25, "inshop": 400, "sop": 1400}[benchmark]
+
+    def loss(name: str) -> DictConfig:
+        return configure(f"experiment=gsp_{benchmark}", "dataset=birds100", f"loss=gsp_{name}").loss
+
+    found = loss("c2").loss
+    assert (found.pos_margin, found.neg_margin) == c2
+    found = loss("ms").loss
+    assert (found.alpha, found.beta, found.base) == ms
+    found = loss("triplet")
+    assert found.loss.margin == found.miner.margin == triplet
+    found = loss("xbm")
+    assert (found.loss.memory_size, found.memory_from, found.loss.loss.neg_margin) == (32 * batches, 1000, 0.5)
+    baseline = configure(f"experiment=gsp_{benchmark}", "dataset=birds100", "method=baseline", "head=delf")
+    assert baseline.method.optimizer._target_ == "torch.optim.Adam"
+    assert baseline.image_size == 227

@@ -56,7 +56,7 @@ def test_loss_parameters_move(method_of: MethodOf) -> None:
     assert (beta != before).any()
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("baseline", "deml")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("baseline", "deml", "gsp")])
 def test_width_that_learners_cannot_share(method_of: MethodOf, name: str) -> None:
     learners = {"diablo": "N", "dces": "K"}.get(name, "M")
     with pytest.raises(UserError, match=r"head\.dim=24 .* 5 learners .* for example head\.dim=25"):
