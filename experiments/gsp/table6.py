@@ -60,7 +60,7 @@ def collect(table: dict[str, Any], out: Path) -> list[dict[str, Any]]:
                         "untrained/map@r": round(100 * metrics["untrained/map@r"], 3),
                         "seconds": round(metrics["run/seconds"]),
                         "date": time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime)),
-                        "overrides": yaml.safe_load((path.parent / "overrides.yaml").read_text()),
+                        "overrides": [o for o in _overrides(path.parent) if not o.startswith("paths.")],
                     }
                 )
             for steps, of_steps in sorted(runs.items()):
@@ -70,6 +70,10 @@ def collect(table: dict[str, Any], out: Path) -> list[dict[str, Any]]:
                 published = table["rows"][row]["published"].get(loss)
                 found.append(record | {"published": published, "runs": of_steps})
     return found
+
+
+def _overrides(run: Path) -> list[str]:
+    return yaml.safe_load((run / "overrides.yaml").read_text())
 
 
 def show(records: list[dict[str, Any]]) -> None:
