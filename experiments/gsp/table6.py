@@ -58,7 +58,6 @@ def collect(table: dict[str, Any], out: Path) -> list[dict[str, Any]]:
                         "recall@1": round(100 * metrics["test/recall@1"], 3),
                         "best_on_test/map@r": round(100 * metrics["best_on_test/map@r"], 3),
                         "untrained/map@r": round(100 * metrics["untrained/map@r"], 3),
-                        "seconds": round(metrics["run/seconds"]),
                         "date": time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime)),
                         "overrides": [o for o in _overrides(path.parent) if not o.startswith("paths.")],
                     }
