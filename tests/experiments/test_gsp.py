@@ -115,16 +115,10 @@ def test_tokens_of_a_sample_are_of_its_class_or_of_all() -> None:
     assert np.std(shares) > 0.03
 
 
-def test_zero_shot_prediction_of_a_linear_world() -> None:
+def test_zero_shot_prediction_of_a_linear_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings that are linear in the attributes are predicted; unrelated ones are not."""
-    pytest.importorskip("hydra")
-    import sys
-
-    sys.path.insert(0, str(FOLDER))  # as when the script is started
-    try:
-        study = script("zero_shot")
-    finally:
-        sys.path.remove(str(FOLDER))
+    monkeypatch.syspath_prepend(str(FOLDER))  # as when the script is started
+    study = script("zero_shot")
     generator = torch.Generator().manual_seed(0)
     attributes = torch.rand(10, 3, generator=generator)
     linear = attributes @ torch.randn(3, 6, generator=generator)
