@@ -1,7 +1,7 @@
 """What re-clustering costs DCES, beside the epochs between two clusterings, and what each measure against it saves.
 
     python experiments/bench/clustering.py                                   # glyphs, a few minutes on 2 cores
-    DML_DATA=... python experiments/bench/clustering.py dataset=cars_crops backbone.freeze_bn=statistics
+    DML_DATA=... python experiments/bench/clustering.py dataset=cars_crops backbone.freeze=bn_statistics
     python experiments/bench/clustering.py --train 400                       # and the quality of running assignments
 
 The bound: a training step computes a forward and a backward pass, about three forward passes, over every image; a

@@ -14,7 +14,7 @@ from dml.methods.base import Method
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
 FAMILY = ["abe", "mheads", "mheads_att", "mtails"]
-FROZEN = "backbone.freeze_bn=statistics"
+FROZEN = "backbone.freeze=bn_statistics"
 
 # Tables 1 and 8: method, M, total width, params in 1e7, flops in 1e9, as printed.
 PUBLISHED = [

@@ -195,10 +195,10 @@ def synchronised(net: Backbone) -> Backbone:
     return converted
 
 
-@pytest.mark.parametrize("kind", ["none", "statistics", "synchronised"])
+@pytest.mark.parametrize("kind", ["none", "bn_statistics", "synchronised"])
 def test_recomputed_activations_change_nothing(kind: str) -> None:
-    freeze_bn = "none" if kind == "synchronised" else kind
-    kept, recomputed = small(freeze_bn=freeze_bn).double(), small(freeze_bn=freeze_bn).double()
+    freeze = "none" if kind == "synchronised" else kind
+    kept, recomputed = small(freeze=freeze).double(), small(freeze=freeze).double()
     if kind == "synchronised":
         kept, recomputed = synchronised(kept), synchronised(recomputed)
     recomputed.load_state_dict(kept.state_dict())
@@ -268,9 +268,9 @@ def test_every_parameter_gets_a_gradient(path: Path) -> None:
     assert all(p.grad is not None for p in backbone.parameters())
 
 
-@pytest.mark.parametrize("freeze_bn", ["statistics", "affine"])
-def test_frozen_batch_norm_survives_train_split_and_copies(path: Path, freeze_bn: str) -> None:
-    backbone = build(path, freeze_bn=freeze_bn).train()
+@pytest.mark.parametrize("freeze", ["bn_statistics", "bn", "all"])
+def test_frozen_batch_norm_survives_train_split_and_copies(path: Path, freeze: str) -> None:
+    backbone = build(path, freeze=freeze).train()
     first, last = attention_stages(backbone)
     parts: list[Stages] = [backbone, *backbone.split(backbone.branch), backbone.copy_of(first, last)]
     parts += [copy.deepcopy(part) for part in parts]
@@ -279,8 +279,9 @@ def test_frozen_batch_norm_survives_train_split_and_copies(path: Path, freeze_bn
         norms = [m for m in part.modules() if isinstance(m, nn.BatchNorm2d)]
         assert norms or path.stem == "googlenet_v1"
         assert all(not m.training for m in norms)
-        assert all(p.requires_grad == (freeze_bn == "statistics") for m in norms for p in m.parameters())
-        assert all(p.requires_grad for m in part.modules() if isinstance(m, nn.Conv2d) for p in m.parameters())
+        assert all(p.requires_grad == (freeze == "bn_statistics") for m in norms for p in m.parameters())
+        convolutions = [m for m in part.modules() if isinstance(m, nn.Conv2d)]
+        assert all(p.requires_grad == (freeze != "all") for m in convolutions for p in m.parameters())
     assert holder.training
     statistics = {key: value.clone() for key, value in backbone.state_dict().items() if "running" in key}
     backbone(images(64))
@@ -314,9 +315,9 @@ def test_copy_names_the_stages(first: str, last: str) -> None:
         small().copy_of(first, last)
 
 
-def test_unknown_freeze_bn() -> None:
-    with pytest.raises(UserError, match="freeze_bn=all is unknown"):
-        small(freeze_bn="all")
+def test_unknown_freeze() -> None:
+    with pytest.raises(UserError, match="freeze=stem is unknown"):
+        small(freeze="stem")
 
 
 def test_unknown_branch() -> None:

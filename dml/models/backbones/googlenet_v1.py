@@ -32,14 +32,14 @@ TABLE = {
 PUBLISHED = Published(("bvlc_googlenet.pth",))
 
 
-def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freeze_bn: str = "none") -> Backbone:
+def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
     """GoogLeNet of 2014: 480 x 14 x 14 after pool3 and 1024 x 7 x 7 at the end for 224 x 224 images.
 
     Args:
         weights: see `load_weights`. Published keys are Caffe's layer names with `/` written `_`, such as
             `conv1_7x7_s2.weight` or `inception_3a_5x5_reduce.bias`; `imagenet` is `bvlc_googlenet.pth` in
             `weights_dir`, bvlc_googlenet.caffemodel converted so.
-        freeze_bn: every backbone takes it; this one has no batch norm to freeze.
+        freeze: every backbone takes it; this one has no batch norm to freeze.
     """
     stages: dict[str, nn.Module] = {
         "conv1": nn.Sequential(_conv("7x7_s2", 3, 64, stride=2)),
@@ -55,7 +55,7 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
         branch="pool3",
         attention_depth=5,
         late_branch="pool4",
-        freeze_bn=freeze_bn,
+        freeze=freeze,
     )
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
     return backbone

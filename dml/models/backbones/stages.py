@@ -151,11 +151,11 @@ class Backbone(Stages):
         branch: the stage after which attention methods branch by default.
         attention_depth: how many stages with weights an attention module copies from there on by default.
         late_branch: the stage after which methods branch by default that attend to late features.
-        freeze_bn: `none`; `statistics`: batch norm always uses its running statistics and never updates them;
-            `affine`: besides, its weight and bias get no gradient.
+        freeze: `none`; `bn_statistics`: batch norm always uses its running statistics and never updates them; `bn`:
+            besides, its weight and bias get no gradient; `all`: nothing of the backbone and its copies does.
 
     Raises:
-        UserError: an unknown `freeze_bn`, or a `branch` or `late_branch` that is no stage.
+        UserError: an unknown `freeze`, or a `branch` or `late_branch` that is no stage.
     """
 
     def __init__(
@@ -166,10 +166,10 @@ class Backbone(Stages):
         branch: str,
         attention_depth: int,
         late_branch: str,
-        freeze_bn: str = "none",
+        freeze: str = "none",
     ) -> None:
-        if freeze_bn not in ("none", "statistics", "affine"):
-            raise UserError(f"backbone.freeze_bn={freeze_bn} is unknown: choose none, statistics or affine.")
+        if freeze not in ("none", "bn_statistics", "bn", "all"):
+            raise UserError(f"backbone.freeze={freeze} is unknown: choose none, bn_statistics, bn or all.")
         for name in (branch, late_branch):
             if name not in stages:
                 raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
@@ -180,15 +180,14 @@ class Backbone(Stages):
             in_stride=1,
             out_channels=out_channels,
             stride=stride,
-            frozen_statistics=freeze_bn != "none",
+            frozen_statistics=freeze != "none",
         )
         self.normalize = normalize
         self.branch = branch
         self.attention_depth = attention_depth
         self.late_branch = late_branch
-        if freeze_bn == "affine":
-            for norm in _batch_norms(self):
-                norm.requires_grad_(False)
+        for module in [self] if freeze == "all" else _batch_norms(self) if freeze == "bn" else []:
+            module.requires_grad_(False)
         self.train()
 
     @property

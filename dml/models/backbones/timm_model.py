@@ -16,7 +16,7 @@ REMEDY = "choose a plain convolutional one, such as resnet50d, regnety_008, effi
 
 
 def timm_model(
-    *, model_name: str, weights: str = "imagenet", weights_dir: str | None = None, freeze_bn: str = "none"
+    *, model_name: str, weights: str = "imagenet", weights_dir: str | None = None, freeze: str = "none"
 ) -> Backbone:
     """Network `model_name` of timm; a stage ends at each feature tap and bears the name of the module there.
 
@@ -26,7 +26,7 @@ def timm_model(
     Args:
         weights: `imagenet` is timm's own default for the model, cached in `weights_dir`; else see `load_weights`:
             published keys are those of the plain timm model.
-        freeze_bn: see `Backbone`.
+        freeze: see `Backbone`.
 
     Raises:
         UserError: no such model, no weights, or a model that is no plain sequence (transformers, HRNet, ...).
@@ -41,7 +41,7 @@ def timm_model(
             branch=names[-3],
             attention_depth=1,
             late_branch=names[-2],
-            freeze_bn=freeze_bn,
+            freeze=freeze,
         )
         in_order = list(backbone.out_channels.values()) == net.feature_info.channels()
     except (RuntimeError, AssertionError, AttributeError, IndexError):  # not [B, C, h, w] from stage to stage
