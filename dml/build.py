@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,12 @@ from omegaconf.errors import InterpolationKeyError
 from torch.utils.flop_counter import FlopCounterMode
 
 from dml.data.cache import ImageCache
+from dml.data.cache import build as build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
-from dml.errors import UserError, not_negative, whole_number
+from dml.data.transforms import Transform
+from dml.errors import UserError, whole_number
 from dml.evaluation.protocol import Conventional, Split
 from dml.losses import Loss
 from dml.methods.base import Method
@@ -70,7 +71,7 @@ def build(config: DictConfig) -> Parts:
     _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
-    records = readable(make(config.dataset), config.paths.cache_dir)
+    records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
@@ -78,6 +79,14 @@ def build(config: DictConfig) -> Parts:
     method.attach(data)
     _check_durations(config, method)
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
+
+
+def open_dataset(config: DictConfig) -> Records:
+    """The records of the configured data set. Raises UserError for what is missing or damaged."""
+    options = config.dataset.copy()
+    OmegaConf.set_struct(options, False)
+    options.pop("cache")  # of all data sets: see _caches
+    return make(options)
 
 
 def _check_complete(config: DictConfig) -> None:
@@ -143,17 +152,14 @@ def _check_pairs(config: DictConfig) -> None:
 
 
 def _check_sizes(config: DictConfig) -> None:
-    """Raises UserError for slices that do not fit the embedding, or a cache of no size."""
+    """Raises UserError for slices that do not fit the embedding."""
     if config.head.dim % config.protocol.slices:
         raise UserError(f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}.")
-    not_negative("trainer.image_cache", config.trainer.image_cache)
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
-    test_transform, cache = make(config.transform.test), None
-    if config.trainer.image_cache:
-        shape = test_transform(records.image(int(split.query[0]))).shape
-        cache = ImageCache(Path(config.paths.cache_dir), shape, config.trainer.image_cache * 1e9)
+    train, test = make(config.transform.train), make(config.transform.test)
+    train_cache, test_cache = _caches(config, records, train, test)
     train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
     return DataModule(
         records,
@@ -161,13 +167,29 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         split.query,
         split.gallery,
         make(config.sampler, labels=train_labels, seed=config.seed),
-        make(config.transform.train),
-        test_transform,
+        train,
+        test,
         seed=config.seed,
         num_workers=config.trainer.num_workers,
         eval_batch_size=eval_batch_size,
-        cache=cache,
+        train_cache=train_cache,
+        test_cache=test_cache,
     )
+
+
+def _caches(
+    config: DictConfig, records: Records, train: Transform, test: Transform
+) -> tuple[ImageCache | None, ImageCache | None]:
+    """For training and evaluation; one for both where they begin alike. Raises UserError for an option that is none."""
+    if config.dataset.cache not in ("none", "disk"):
+        raise UserError(f"dataset.cache={config.dataset.cache} is unknown: choose none or disk.")
+    if config.dataset.cache == "none":
+        return None, None
+    settings = OmegaConf.to_yaml(config.dataset, resolve=True)
+    whole = build_cache(records, np.arange(len(records)), test, settings, config.paths.cache_dir)
+    if repr(train.first) == repr(test.first):
+        return whole, whole
+    return build_cache(records, records.train_rows, train, settings, config.paths.cache_dir), whole
 
 
 def build_method(config: DictConfig) -> Method:

@@ -27,7 +27,7 @@ EXECUTION = (
     "trainer.num_nodes",
     "trainer.strategy",
     "trainer.num_workers",
-    "trainer.image_cache",
+    "dataset.cache",
     "trainer.log_every",
     "trainer.checkpoint_every",
 )

@@ -81,7 +81,7 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
             "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
             "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
         )
-    ours = ("log_every", "checkpoint_every", "num_workers", "image_cache", "halve_lr_after")
+    ours = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after")
     options = {name: value for name, value in config.trainer.items() if name not in ours}
     try:
         return pl.Trainer(

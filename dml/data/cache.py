@@ -1,77 +1,151 @@
-"""Images as evaluation sees them, kept as bytes once they were made: later passes neither decode nor resize.
+"""Images decoded and resized once, in one file that all workers, ranks and runs map into memory.
 
-LMDB and diskcache were passed over: an index on disk outlives the images and the transform that it was made from. This
-file has no name, and is gone with the process, however it ends.
+LMDB, HDF5, WebDataset and FFCV were passed over: pixels of known shape need neither a database nor a format, and a
+file that is mapped costs a worker no copy. Pillow does the work, so that a cached image has the same bits.
 """
 
+import fcntl
+import hashlib
 import os
-import tempfile
-import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torchvision.transforms.v2 import functional
+import PIL
+import torchvision
+from PIL import Image
+from tqdm import tqdm
 
+from dml.data.check import stamp
+from dml.data.records import Records, quiet
+from dml.data.transforms import Transform
 from dml.errors import UserError
+
+PLACE = np.dtype([("at", "<i8"), ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])
+CHUNK = 256  # images between two entries in the journal
 
 
 class ImageCache:
-    """Images of one size by row, shared with the workers that the process forks.
+    """Pictures of some rows, as `Transform.prepared` gives them.
 
     Args:
-        folder: on whose disk the file lies; made where it is not there.
-        shape: of every image.
-        limit: bytes; what does not fit is not kept.
+        folder: a finished one, of `build`.
+        rows: `[n]`, those that it was built of, in that order.
 
     Raises:
-        UserError: a folder that cannot be written.
+        UserError: a damaged file.
     """
 
-    def __init__(self, folder: Path, shape: torch.Size, limit: float) -> None:
+    def __init__(self, folder: Path, rows: np.ndarray) -> None:
+        places = np.load(folder / "places.npy")
+        self._pixels = np.memmap(folder / "pixels", np.uint8, "r")
+        end = int((places["offset"] + 3 * places["height"].astype(np.int64) * places["width"]).max())
+        if len(places) != len(rows) or len(self._pixels) < end:
+            raise UserError(f"The image cache {folder} is damaged: delete it, and it is made again.")
+        self._place = dict(zip(rows.tolist(), places, strict=True))
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._place
+
+    def image(self, row: int) -> Image.Image:
+        """The picture of a row, bit for bit."""
+        _, offset, height, width = self._place[row].tolist()
+        pixels = self._pixels[offset : offset + 3 * height * width]
+        return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
+
+
+def build(records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path) -> ImageCache:
+    """The cache of some rows; made with a thread a core where there is none yet, or what is lacking of it.
+
+    One process makes it, whoever else asks waits. A killed one leaves what it has, and the next goes on from there.
+
+    Args:
+        rows: `[n]` of the records.
+        transform: whose `first` is done.
+        settings: of the dataset, as far as they say what a picture is.
+        cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings, the transform, the versions of
+            Pillow and torchvision, and every file's path, size and time.
+
+    Raises:
+        UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
+    """
+    stamps = [stamp(str(path)) for path in records.paths[rows]]
+    if None in stamps:
+        raise UserError(
+            f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
+        )
+    versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}"
+    key = hashlib.sha256("\n".join([settings, repr(transform.first), versions, *map(str, stamps)]).encode(
+        "utf-8", "surrogateescape"
+    )).hexdigest()[:32]  # fmt: skip
+    folder = Path(cache_dir) / f"images-{key}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "places.npy").exists():
+            with _alone(folder / "lock"):
+                if not (folder / "places.npy").exists():
+                    _fill(folder, records, rows, transform)
+    except OSError as error:
+        raise UserError(
+            f"The image cache {folder} cannot be written ({error.strerror}): make room, choose another folder with "
+            "paths.cache_dir=FOLDER, or set dataset.cache=none."
+        ) from error
+    return ImageCache(folder, rows)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process, however it ends."""
+    with path.open("w") as file:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (open as long as the cache)
-        except OSError as error:
-            raise UserError(
-                f"The cache folder {folder} cannot be written ({error.strerror}): choose another with "
-                "paths.cache_dir=FOLDER, or set trainer.image_cache=0."
-            ) from error
-        weakref.finalize(self, file.close)
-        self._file = file.fileno()
-        self._shape = shape
-        self._size = 1 + shape.numel()  # a byte that tells whether the others are there: holes of a file are zeros
-        self._room = int(limit // self._size)
-        self._start: dict[int, int] = {}  # of a row in the file
-
-    def reserve(self, rows: np.ndarray) -> None:
-        """Makes room for these rows, `[n]`, as far as there is any; before the workers that put them are forked."""
-        for row in rows.tolist():
-            if len(self._start) < self._room:
-                self._start.setdefault(row, len(self._start) * self._size)
-
-    def get(self, row: int) -> Tensor | None:
-        """The image of a row, bit for bit as it was put; None where it is not kept."""
-        if row not in self._start:
-            return None
-        content = bytearray(os.pread(self._file, self._size, self._start[row]))
-        if len(content) < self._size or not content[0]:
-            return None
-        return _scaled(torch.frombuffer(content, dtype=torch.uint8, offset=1).view(self._shape))
-
-    def put(self, row: int, image: Tensor) -> None:
-        """Keeps an image of a reserved row whose values are those of bytes scaled to 0..1; no other."""
-        levels = (image * 255).round().to(torch.uint8)
-        if row not in self._start or image.shape != self._shape or not torch.equal(_scaled(levels), image):
-            return
-        try:
-            os.pwrite(self._file, levels.numpy().tobytes(), self._start[row] + 1)
-            os.pwrite(self._file, b"\1", self._start[row])  # last: what is cut short is not there
-        except OSError:  # a full disk: this image is made anew each time
-            return
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another process is filling the image cache {path.parent}: waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def _scaled(levels: Tensor) -> Tensor:
-    """As the transforms do it: 0..255 to 0..1, to the same bits."""
-    return functional.to_dtype(levels, torch.float32, scale=True)
+def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
+    """Pixels are on the disk before the journal says where: what it says holds after any end."""
+    kept = _journal(folder / "journal")
+    end = 0 if not len(kept) else int(kept["offset"][-1] + 3 * int(kept["height"][-1]) * int(kept["width"][-1]))
+    todo = np.setdiff1d(np.arange(len(rows)), kept["at"])
+
+    def prepared(at: int) -> np.ndarray:
+        return np.asarray(transform.prepared(records.opened(int(rows[at]))))
+
+    workers = len(os.sched_getaffinity(0))
+    bar: Any = tqdm(total=len(rows), initial=len(kept), desc="caching images", delay=1)
+    with (
+        (folder / "pixels").open("r+b" if len(kept) else "wb") as pixels,
+        (folder / "journal").open("r+b" if len(kept) else "wb") as journal,
+        quiet(),
+        ThreadPoolExecutor(workers) as pool,
+        bar,
+    ):
+        pixels.seek(end)
+        journal.seek(len(kept) * PLACE.itemsize)
+        for chunk in np.split(todo, range(CHUNK, len(todo), CHUNK)):
+            places = np.zeros(len(chunk), PLACE)
+            for i, picture in enumerate(pool.map(prepared, chunk.tolist())):
+                places[i] = (chunk[i], end, *picture.shape[:2])
+                end += pixels.write(picture.tobytes())
+                bar.update()
+            pixels.flush()
+            os.fsync(pixels.fileno())
+            journal.write(places.tobytes())
+            journal.flush()
+    places = np.sort(_journal(folder / "journal"), order="at")
+    beside = folder / ".places.npy"
+    np.save(beside, places)
+    os.replace(beside, folder / "places.npy")
+    (folder / "journal").unlink()
+
+
+def _journal(path: Path) -> np.ndarray:
+    """Where pixels lie, as far as whole entries say; in the order of writing."""
+    content = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(content[: len(content) // PLACE.itemsize * PLACE.itemsize], PLACE)

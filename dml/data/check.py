@@ -45,7 +45,7 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
 
     Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
     """
-    stamps = {int(row): stamp for row in rows if (stamp := _stamp(str(records.paths[row])))}
+    stamps = {int(row): found for row in rows if (found := stamp(str(records.paths[row])))}
     if not stamps:
         return []
     memory = Path(cache_dir) / f"unreadable-{_digest(list(stamps.values()))}.json"
@@ -57,7 +57,7 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
     return bad
 
 
-def _stamp(path: str) -> str | None:
+def stamp(path: str) -> str | None:
     """Path, size and time of a file; None where there is no such file."""
     try:
         status = os.stat(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -24,18 +25,27 @@ Item = dict[str, Tensor | int]
 class _TrainSet(Dataset[Item]):
     """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
 
-    def __init__(self, records: Records, rows: np.ndarray, labels: np.ndarray, transform: Transform, seed: int) -> None:
-        self.records, self.rows, self.labels, self.transform, self.seed = records, rows, labels, transform, seed
+    def __init__(
+        self,
+        records: Records,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        transform: Transform,
+        cache: ImageCache | None,
+        seed: int,
+    ) -> None:
+        self.records, self.rows, self.labels, self.seed = records, rows, labels, seed
+        self.transform, self.cache = transform, cache
 
     def __getitem__(self, at: Place) -> Item:
         position, step, place = at
         row = int(self.rows[position])
-        image = self.records.image(row)
+        picture = _prepared(self.records, row, self.transform, self.cache)
         entropy = np.random.SeedSequence([self.seed, step, place]).generate_state(1, np.uint64)[0]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: it would reseed the GPU too, which fork_rng(devices=[]) does not put back.
             torch.default_generator.manual_seed(int(entropy >> 1))
-            return {"image": self.transform(image), "label": int(self.labels[position]), "index": row}
+            return {"image": self.transform.then(picture), "label": int(self.labels[position]), "index": row}
 
 
 class _EvalSet(Dataset[Item]):
@@ -49,16 +59,14 @@ class _EvalSet(Dataset[Item]):
 
     def __getitem__(self, at: int) -> Item:
         row = int(self.rows[at])
-        return {"image": self._image(row), "label": int(self.records.labels[row]), "index": row}
+        image = self.transform.then(_prepared(self.records, row, self.transform, self.cache))
+        return {"image": image, "label": int(self.records.labels[row]), "index": row}
 
-    def _image(self, row: int) -> Tensor:
-        kept = self.cache.get(row) if self.cache else None
-        if kept is not None:
-            return kept
-        image = self.transform(self.records.image(row))
-        if self.cache:
-            self.cache.put(row, image)
-        return image
+
+def _prepared(records: Records, row: int, transform: Transform, cache: ImageCache | None) -> Image.Image:
+    if cache is not None and row in cache:
+        return cache.image(row)
+    return transform.prepared(records.image(row))
 
 
 class _Stream(DataLoader[Item]):
@@ -106,7 +114,7 @@ class DataModule(LightningDataModule):
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process.
         eval_batch_size: on each rank.
-        cache: for images as evaluation sees them; None: they are made each time.
+        train_cache, test_cache: of what the transforms do first; None: it is done each time.
 
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
@@ -125,17 +133,18 @@ class DataModule(LightningDataModule):
         seed: int,
         num_workers: int,
         eval_batch_size: int,
-        cache: ImageCache | None = None,
+        train_cache: ImageCache | None = None,
+        test_cache: ImageCache | None = None,
     ) -> None:
         super().__init__()
         assert len(sampler.labels) == len(train_rows)
         self.records, self.sampler, self.test_transform = records, sampler, test_transform
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self.num_workers, self.eval_batch_size = num_workers, eval_batch_size
-        self.cache = cache
+        self.test_cache = test_cache
         classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
-        self._train_set = _TrainSet(records, train_rows, labels, train_transform, seed)
+        self._train_set = _TrainSet(records, train_rows, labels, train_transform, train_cache, seed)
 
     @property
     def eval_rows(self) -> np.ndarray:
@@ -179,10 +188,8 @@ class DataModule(LightningDataModule):
         """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
         rank, world_size = self._ranks()
         share = np.asarray(rows)[rank::world_size]
-        if self.cache:
-            self.cache.reserve(share)  # before workers are forked
         return DataLoader(
-            _EvalSet(self.records, share, self.test_transform, self.cache),
+            _EvalSet(self.records, share, self.test_transform, self.test_cache),
             batch_size=self.eval_batch_size,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),

@@ -118,14 +118,18 @@ class Records:
         )
 
     def image(self, row: int) -> Image.Image:
+        """`opened`, without PIL's remarks. Not to be called by several threads."""
+        with quiet():
+            return self.opened(row)
+
+    def opened(self, row: int) -> Image.Image:
         """`open_image`, with one sentence for whatever goes wrong.
 
         Raises:
             UnreadableImage: names the file.
         """
         try:
-            with quiet():
-                return self.open_image(row)
+            return self.open_image(row)
         except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
             reason = str(error) or type(error).__name__
             raise UnreadableImage(

@@ -1,11 +1,9 @@
 """RGB picture -> float32 `[3,S,S]` in [0,1]. Mean and deviation belong to the backbone, whose weights expect them.
 
-Each function returns a callable made of torchvision's transforms; randomness comes from torch's generator. A paper that
-crops 224 from images of 256 says `sides: [256, 224]`; at another crop size S the first side scales along.
+Each function returns a `Transform` made of torchvision's; randomness comes from torch's generator. A paper that crops
+224 from images of 256 says `sides: [256, 224]`; at another crop size S the first side scales along.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +11,47 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
-Transform = Callable[[Image.Image], Tensor]
-
 # ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
 MEAN_COLOUR = (124, 116, 104)
 
 
+class Transform:
+    """What is done to an image: first, the same each time, to the picture; then, perhaps at random, to the end.
+
+    Attributes:
+        first: picture -> picture, of which a cache may keep the result (see `dml.data.cache`); None: nothing.
+        then: picture -> `[3,S,S]`.
+    """
+
+    def __init__(self, first: Any, *then: Any) -> None:
+        self.first = first
+        self.then = v2.Compose([*then, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return self.then(self.prepared(image))
+
+    def prepared(self, image: Image.Image) -> Image.Image:
+        """The picture after `first`."""
+        return image if self.first is None else self.first(image)
+
+
+class PadSquare:
+    """Longer side to `side`, padded to a square with ImageNet's mean colour. Its repr says all that it does."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        size = (self.side, self.side)
+        return ImageOps.pad(image, size, method=Image.Resampling.BILINEAR, color=MEAN_COLOUR)
+
+    def __repr__(self) -> str:
+        return f"PadSquare({self.side}, {MEAN_COLOUR})"
+
+
 def stretch(size: int) -> Transform:
     """Test: the whole image resized to a square, whatever its shape."""
-    return _compose(v2.Resize((size, size)))
+    return Transform(v2.Resize((size, size)))
 
 
 def jitter(size: int) -> Transform:
@@ -30,22 +60,22 @@ def jitter(size: int) -> Transform:
     What moves in from outside continues the edge pixels; a constant would be a frame that tells the augmentation.
     """
     move = v2.RandomAffine(degrees=10, translate=(0.06, 0.06), scale=(0.85, 1.15), interpolation=_BILINEAR)
-    return _compose(v2.Resize((size, size)), v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size))
+    return Transform(v2.Resize((size, size)), v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size))
 
 
 def centre_crop(size: int, sides: tuple[int, int]) -> Transform:
     """Test: shorter side to S * sides[0] / sides[1], then the middle S x S."""
-    return _compose(v2.Resize(_before(size, sides)), v2.CenterCrop(size))
+    return Transform(v2.Resize(_before(size, sides)), v2.CenterCrop(size))
 
 
 def shorter_crop(size: int, sides: tuple[int, int]) -> Transform:
     """Train, DCES sec. 5: shorter side to S * sides[0] / sides[1], a random S x S of it, flip."""
-    return _compose(v2.Resize(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
+    return Transform(v2.Resize(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
 
 
 def pad_centre_crop(size: int, sides: tuple[int, int]) -> Transform:
     """Test, ABE sec. 4: as `pad_crop`, with the middle S x S."""
-    return _compose(_pad_square(_before(size, sides)), v2.CenterCrop(size))
+    return Transform(PadSquare(_before(size, sides)), v2.CenterCrop(size))
 
 
 def pad_crop(size: int, sides: tuple[int, int]) -> Transform:
@@ -53,7 +83,7 @@ def pad_crop(size: int, sides: tuple[int, int]) -> Transform:
 
     The padding has ImageNet's mean colour, hence is 0 where the network sees it.
     """
-    return _compose(_pad_square(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
+    return Transform(PadSquare(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
 
 
 def resized_crop(size: int, sides: tuple[int, int]) -> Transform:
@@ -64,7 +94,7 @@ def resized_crop(size: int, sides: tuple[int, int]) -> Transform:
     torchvision takes as a share of the area.
     """
     crop = v2.RandomResizedCrop(size, scale=(0.16, 1.0), ratio=(3 / 4, 4 / 3))
-    return _compose(v2.Resize(_before(size, sides)), crop, v2.RandomHorizontalFlip())
+    return Transform(v2.Resize(_before(size, sides)), crop, v2.RandomHorizontalFlip())
 
 
 def multires_crop(size: int) -> Transform:
@@ -74,20 +104,11 @@ def multires_crop(size: int) -> Transform:
     """
     resize = v2.RandomResize(round(0.8 * size), round(1.8 * size) + 1)  # the upper end is exclusive
     crop = v2.RandomCrop(size, pad_if_needed=True, fill=list(MEAN_COLOUR))
-    return _compose(resize, crop, v2.RandomHorizontalFlip())
+    return Transform(None, resize, crop, v2.RandomHorizontalFlip())
 
 
 _BILINEAR = v2.InterpolationMode.BILINEAR
 
 
-def _compose(*steps: Any) -> Transform:
-    return v2.Compose([*steps, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
-
-
 def _before(size: int, sides: tuple[int, int]) -> int:
     return round(size * sides[0] / sides[1])
-
-
-def _pad_square(side: int) -> v2.Lambda:
-    pad = partial(ImageOps.pad, size=(side, side), method=Image.Resampling.BILINEAR, color=MEAN_COLOUR)
-    return v2.Lambda(pad)

@@ -1,122 +1,218 @@
-"""The image cache: the same bits, shared by workers, never in the way."""
+"""The image cache: the same bits as decoding anew, filled once by whoever comes first, and never half."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import v2
+from omegaconf import DictConfig
+from PIL import Image
 
-from dml.data.cache import ImageCache
-from dml.data.datamodule import DataModule
+from dml.build import build as build_run
+from dml.data import transforms as T
+from dml.data.cache import ImageCache, build
+from dml.data.folder import folder
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
-from dml.data.samplers import MPerClass
-from dml.data.transforms import Transform, centre_crop, jitter, pad_centre_crop, stretch
 from dml.errors import UserError
 
-RECORDS = glyphs(classes=10, images_per_class=5, size=20)
+TRANSFORMS = {
+    "stretch": T.stretch(16),
+    "jitter": T.jitter(16),
+    "centre_crop": T.centre_crop(16, sides=(20, 16)),
+    "pad_centre_crop": T.pad_centre_crop(16, sides=(20, 16)),
+    "resized_crop": T.resized_crop(16, sides=(20, 16)),
+    "multires_crop": T.multires_crop(16),
+}
 
 
-def data(folder: Path, transform: Transform, workers: int, opened: list[int], limit: float = 1e9) -> DataModule:
-    def open_image(row: int):
-        opened.append(row)
-        return RECORDS.open_image(row)
+def photographs(root: Path, classes: int = 4, images: int = 6, side: int = 40) -> Path:
+    rng = np.random.default_rng(0)
+    for c in range(classes):
+        (root / f"class {c}").mkdir(parents=True)
+        for i in range(images):
+            pixels = rng.integers(0, 256, (side + 3 * i, side + 5 * c, 3), np.uint8)
+            Image.fromarray(pixels).save(root / f"class {c}" / f"{i}.jpg")
+    return root
 
-    records = Records(RECORDS.name, RECORDS.paths, RECORDS.labels, RECORDS.roles, RECORDS.class_names, open_image)
-    rows = records.train_rows
-    return DataModule(
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return folder(str(photographs(tmp_path / "photographs")))
+
+
+def seeded(transform: T.Transform, picture: Image.Image) -> torch.Tensor:
+    torch.manual_seed(0)
+    return transform.then(picture)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_the_same_bits(records: Records, tmp_path: Path, name: str) -> None:
+    transform, rows = TRANSFORMS[name], np.array([3, 17, 0, 22, 9])
+    cache = build(records, rows, transform, "", tmp_path / "cache")
+    assert [row in cache for row in range(24)] == [row in rows for row in range(24)]
+    for row in rows.tolist():
+        assert torch.equal(
+            seeded(transform, cache.image(row)), seeded(transform, transform.prepared(records.image(row)))
+        )
+
+
+def test_a_second_start_opens_nothing(records: Records, tmp_path: Path) -> None:
+    rows, transform = np.arange(24), T.stretch(16)
+    first = build(records, rows, transform, "", tmp_path / "cache")
+    closed = Records(**{**records.__dict__, "open_image": lambda row: 1 / 0})
+    second = build(closed, rows, transform, "", tmp_path / "cache")
+    assert all(first.image(row) == second.image(row) for row in range(24))
+
+
+@pytest.mark.parametrize("change", ["settings", "transform", "rows", "a file"])
+def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, change: str) -> None:
+    cache_dir = tmp_path / "cache"
+    build(records, np.arange(24), T.stretch(16), "crop: none", cache_dir)
+    if change == "a file":
+        path = Path(records.paths[5])
+        Image.new("RGB", (40, 40), (9, 9, 9)).save(path)
+        os.utime(path, ns=(1, 1))
+    again = build(
         records,
-        rows,
-        records.query_rows,
-        None,
-        MPerClass(records.labels[rows], batch_size=8, seed=0, m=2),
-        jitter(16),
-        transform,
-        seed=0,
-        num_workers=workers,
-        eval_batch_size=7,
-        cache=ImageCache(folder / "cache", torch.Size([3, 16, 16]), limit),
+        np.arange(23 if change == "rows" else 24),
+        T.stretch(17 if change == "transform" else 16),
+        "crop: box" if change == "settings" else "crop: none",
+        cache_dir,
     )
+    assert len(list(cache_dir.glob("images-*/places.npy"))) == 2
+    if change == "a file":
+        assert again.image(5).getpixel((3, 3)) == (9, 9, 9)
 
 
-def images(module: DataModule, rows: np.ndarray) -> torch.Tensor:
-    return torch.cat([batch["image"] for batch in module.eval_dataloader(rows)])
+class Stopped(Exception):
+    """A kill, as far as one process can show it."""
 
 
-@pytest.mark.parametrize(
-    "transform", [stretch(16), centre_crop(16, sides=[20, 16]), pad_centre_crop(16, sides=[20, 16])]
-)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_second_pass_has_the_same_bits_and_opens_nothing(tmp_path: Path, transform: Transform, workers: int) -> None:
-    opened: list[int] = []
-    module = data(tmp_path, transform, workers, opened)
-    rows = np.array([3, 40, 17, 8, 25, 31, 0, 49, 48])
-    expected = torch.stack([transform(RECORDS.open_image(int(row))) for row in rows])
-    first = images(module, rows)
-    # Opening fails from here on, in workers too.
-    module.records = Records(**{**module.records.__dict__, "open_image": lambda row: 1 / 0})
-    assert torch.equal(first, expected)
-    assert torch.equal(images(module, rows), expected)
-    with pytest.raises(Exception, match=r"cannot be read"):
-        images(module, np.array([1]))  # not seen yet: opened
-    assert list((tmp_path / "cache").iterdir()) == []  # the file has no name
+def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a torn entry in the journal and pixels that no entry names."""
+    monkeypatch.setattr("dml.data.cache.CHUNK", 5)
+    rows, transform, opened = np.arange(24), T.stretch(16), []
 
+    def stops(row: int) -> Image.Image:
+        opened.append(row)
+        if row == 13:
+            raise KeyboardInterrupt
+        return records.open_image(row)
 
-def test_other_values_than_bytes_are_not_kept(tmp_path: Path) -> None:
-    opened: list[int] = []
-    odd = v2.Compose([stretch(16), lambda image: image * 0.999])
-    module = data(tmp_path, odd, 0, opened)
-    first, second = (images(module, np.array([4, 5])) for _ in range(2))
-    assert torch.equal(first, second)
-    assert opened == [4, 5, 4, 5]
-
-
-def test_beyond_the_limit_images_are_made_anew(tmp_path: Path) -> None:
-    opened: list[int] = []
-    module = data(tmp_path, stretch(16), 0, opened, limit=3 * 16 * 16 + 1)
-    images(module, np.array([4, 5]))
+    with pytest.raises(KeyboardInterrupt):
+        build(Records(**{**records.__dict__, "open_image": stops}), rows, transform, "", tmp_path / "cache")
+    (cache,) = (tmp_path / "cache").glob("images-*")
+    assert not (cache / "places.npy").exists()
+    for name, more in (("journal", b"torn"), ("pixels", b"x" * 1000)):
+        with (cache / name).open("ab") as file:
+            file.write(more)
     opened.clear()
-    images(module, np.array([4, 5]))
-    assert opened == [5]
+
+    def counts(row: int) -> Image.Image:
+        opened.append(row)
+        return records.open_image(row)
+
+    whole = build(Records(**{**records.__dict__, "open_image": counts}), rows, transform, "", tmp_path / "cache")
+    assert sorted(opened) == list(range(10, 24))
+    for row in range(24):
+        assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
+    assert sorted(path.name for path in cache.iterdir()) == ["lock", "pixels", "places.npy"]
 
 
-def test_a_full_disk_is_no_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = ImageCache(tmp_path, torch.Size([3, 2, 2]), 1e6)
-    cache.reserve(np.arange(5))
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    cache.put(0, torch.ones(3, 2, 2))
-    assert cache.get(0) is None
-
-
-def test_a_record_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag is written last: a worker killed before has left nothing that counts."""
-    cache = ImageCache(tmp_path, torch.Size([3, 2, 2]), 1e6)
-    cache.reserve(np.arange(5))
-    pwrite, written = os.pwrite, []
-
-    def killed(descriptor: int, content: bytes, offset: int) -> int:
-        written.append(offset)
-        if len(written) == 2:
-            raise OSError
-        return pwrite(descriptor, content, offset)
-
-    monkeypatch.setattr(os, "pwrite", killed)
-    cache.put(3, torch.ones(3, 2, 2))
-    assert cache.get(3) is None
-    assert cache.get(4) is None  # beyond the end of the file
-    assert cache.get(9) is None  # not reserved
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    cache.put(3, torch.ones(3, 2, 2))
-    assert torch.equal(cache.get(3), torch.ones(3, 2, 2))  # type: ignore[arg-type]
+BUILDER = """
+import sys, time
+import numpy as np
+from pathlib import Path
+from dml.data import cache, transforms
+from dml.data.folder import folder
+from dml.data.records import Records
+cache.CHUNK = 4
+records = folder(sys.argv[1])
+def slow(row):
+    time.sleep(0.05)
+    with open(sys.argv[3], "a") as file:
+        file.write(f"{row}\\n")
+    return records.open_image(row)
+slowed = Records(**{**records.__dict__, "open_image": slow})
+found = cache.build(slowed, np.arange(24), transforms.stretch(16), "", sys.argv[2])
+print(sum(int(np.asarray(found.image(row)).sum()) for row in range(24)))
+"""
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_two_processes_at_once_and_one_killed(records: Records, tmp_path: Path) -> None:
+    """Real processes: the first is killed while it fills, of the next two one fills and the other waits."""
+
+    def start(log: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", BUILDER, str(tmp_path / "photographs"), str(tmp_path / "cache"), log]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    log = tmp_path / "log"
+    killed = start(str(log))
+    deadline = time.monotonic() + 60
+    while not (log.exists() and len(log.read_text().split()) >= 8) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    both = [start(str(tmp_path / f"log{i}")) for i in range(2)]
+    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+    expected = sum(int(np.asarray(T.stretch(16).prepared(records.image(row))).sum()) for row in range(24))
+    assert said == [str(expected)] * 2
+    opened = [(tmp_path / f"log{i}") for i in range(2)]
+    assert sum(path.exists() for path in opened) == 1  # the other one opened no image
+    rows = [int(row) for path in opened if path.exists() for row in path.read_text().split()]
+    assert len(rows) == len(set(rows)) < 24
+
+
+def test_a_file_that_cannot_be_read(records: Records, tmp_path: Path) -> None:
+    Path(records.paths[7]).write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"the image .*1/1\.jpg cannot be read"):
+        build(records, np.arange(24), T.stretch(16), "", tmp_path / "cache")
+
+
+def test_images_without_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"need no cache: set dataset\.cache=none"):
+        build(glyphs(classes=4, images_per_class=2), np.arange(8), T.stretch(16), "", tmp_path)
+
+
+def test_no_folder_for_it(records: Records, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/cache cannot be written \(Not a directory\): .* trainer\.image_cache=0"):
-        ImageCache(tmp_path / "file" / "cache", torch.Size([3, 2, 2]), 1e6)
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\): .*paths\.cache_dir"):
+        build(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
+
+
+def test_damaged(records: Records, tmp_path: Path) -> None:
+    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    (cache,) = tmp_path.glob("images-*")
+    os.truncate(cache / "pixels", 100)
+    with pytest.raises(UserError, match=r"images-\w+ is damaged: delete it"):
+        ImageCache(cache, np.arange(24))
+
+
+@pytest.mark.parametrize("transform", ["shorter_crop", "multires_crop"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_sees_the_same_batches(
+    configure: Callable[..., DictConfig], tmp_path: Path, transform: str, workers: int
+) -> None:
+    photographs(tmp_path / "data")
+    options = ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "backbone=small", "method=baseline"]
+    options += [f"transform={transform}", "image_size=32", "sampler.batch_size=8", f"trainer.num_workers={workers}"]
+    batches = []
+    for cache in ("none", "disk"):
+        data = build_run(configure(*options, f"dataset.cache={cache}")).data
+        train = iter(data.train_dataloader())
+        batches.append([next(train), *data.eval_dataloader(data.eval_rows)])
+        del train
+    for plain, cached in zip(*batches, strict=True):
+        assert all(torch.equal(plain[name], cached[name]) for name in ("image", "label", "index"))
+
+
+def test_an_unknown_kind(configure: Callable[..., DictConfig]) -> None:
+    with pytest.raises(UserError, match=r"dataset\.cache=ram is unknown"):
+        build_run(configure("dataset.classes=24", "dataset.images_per_class=4", "dataset.cache=ram"))

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
+from dml.build import open_dataset
 from dml.data.glyphs import glyphs
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -56,7 +57,7 @@ def test_the_commandline_stands_above_a_dataset(configure: Configure) -> None:
 
 def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> None:
     config = configure("dataset=glyphs", "dataset.images_per_class=2")
-    records = instantiate(config.dataset)
+    records = open_dataset(config)
     assert len(records.class_names) == 160
     assert records.open_image(0).size == (48, 48)
     np.testing.assert_array_equal(records.open_image(5), glyphs(images_per_class=2).open_image(5))
@@ -66,7 +67,7 @@ def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> N
 @pytest.mark.parametrize(("name", "images"), [("omniglot", 32460), ("birds100", 5902), ("cars_crops", 8144)])
 def test_the_real_datasets(configure: Configure, data_dir: Path, name: str, images: int) -> None:
     config = configure(f"dataset={name}", f"paths.data_dir={data_dir}")
-    records = instantiate(config.dataset)
+    records = open_dataset(config)
     assert len(records) == images
     out = instantiate(config.transform.test)(records.image(int(records.query_rows[-1])))
     assert out.shape == (3, config.image_size, config.image_size)

@@ -1,0 +1,54 @@
+"""CUB-200-2011 (Wah et al. 2011): 200 species of birds; the first 100 train, the last 100 test.
+
+`images.txt image_class_labels.txt bounding_boxes.txt images/`
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from dml.data.official import Box, Item, lines, records, whole
+from dml.data.records import Records
+from dml.errors import UserError
+
+TRAINING = 100
+PUBLISHED = {"train": [(100, 5864)], "test": [(100, 5924)]}
+
+
+def cub200(root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: str = "stop") -> Records:
+    """Whole photographs, or the birds alone.
+
+    Args:
+        root: the folder `CUB_200_2011`.
+        crop: `none`, or `box`: cut to the bounding box.
+        strict, unreadable: see `dml.data.official.records`.
+
+    Raises:
+        UserError: files missing or damaged, or an option that is none.
+    """
+    if crop not in ("none", "box"):
+        raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
+    folder = Path(root)
+    paths = dict(lines(folder / "images.txt", 2, dataset="cub200"))
+    labels = dict(lines(folder / "image_class_labels.txt", 2, dataset="cub200"))
+    boxes = _boxes(folder / "bounding_boxes.txt") if crop == "box" else {}
+    items = []
+    for key, path in paths.items():
+        if key not in labels or (crop == "box" and key not in boxes):
+            lacking = "image_class_labels.txt" if key not in labels else "bounding_boxes.txt"
+            raise UserError(f"{folder / lacking} has no line for image {key}: the file is damaged")
+        number = whole(labels[key], "a class", folder / "image_class_labels.txt")
+        role = "train" if number <= TRAINING else "test"
+        items.append(Item(f"images/{path}", path.partition("/")[0], role, boxes.get(key)))
+    return records("cub200", folder, items, PUBLISHED, folders=["images"], strict=strict, unreadable=unreadable)
+
+
+def _boxes(path: Path) -> dict[str, Box]:
+    """`<image> <x> <y> <width> <height>`."""
+    found = {}
+    for key, *numbers in lines(path, 5, dataset="cub200"):
+        try:
+            x, y, width, height = (float(number) for number in numbers)
+        except ValueError:
+            raise UserError(f"{path} has {' '.join(numbers)} as the box of image {key}: the file is damaged") from None
+        found[key] = (x, y, x + width, y + height)
+    return found

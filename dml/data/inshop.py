@@ -1,0 +1,40 @@
+"""In-Shop Clothes Retrieval of DeepFashion (Liu et al. 2016): queries and gallery of 3,985 items, 3,997 to train.
+
+`Eval/list_eval_partition.txt` (or the same file beside `img/`), with a line `image_name item_id evaluation_status`,
+and `img/` or `img_highres/`.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from dml.data.official import Item, lines, records
+from dml.data.records import Records
+from dml.errors import UserError
+
+PUBLISHED = {"train": [(3997, 25882)], "query": [(3985, 14218)], "gallery": [(3985, 12612)]}
+LIST = "list_eval_partition.txt"
+
+
+def inshop(
+    root: str, images: Literal["img", "img_highres"] = "img", strict: bool = True, unreadable: str = "stop"
+) -> Records:
+    """Items as classes.
+
+    Args:
+        root: the folder that holds `Eval/` and the images.
+        images: `img` (256x256) or `img_highres`.
+        strict, unreadable: see `dml.data.official.records`.
+
+    Raises:
+        UserError: files missing or damaged, or an option that is none.
+    """
+    if images not in ("img", "img_highres"):
+        raise UserError(f"dataset.images={images} is unknown: choose img or img_highres.")
+    folder = Path(root)
+    path = folder / LIST if (folder / LIST).exists() else folder / "Eval" / LIST
+    items = []
+    for name, label, role in lines(path, 3, header=2, dataset="inshop"):
+        if role not in PUBLISHED:
+            raise UserError(f"{path} gives {name} the status {role!r}, which is none of {', '.join(PUBLISHED)}")
+        items.append(Item(f"{images}/{name.partition('/')[2]}", label, role))
+    return records("inshop", folder, items, PUBLISHED, folders=[images], strict=strict, unreadable=unreadable)

@@ -1,0 +1,186 @@
+"""What the readers of official layouts share: lists in text files, the images that they name, and published counts."""
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from dml.data.folder import SUFFIXES
+from dml.data.records import Records, decode
+from dml.errors import UserError, true_or_false
+
+Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels; right and lower exclusive
+Counts = tuple[int, int]  # classes, images
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of an annotation.
+
+    Attributes:
+        path: relative to the dataset's root, with `/`.
+        label: class, as the data set names it.
+        role: one of `dml.data.records.ROLES`.
+        box: of the object, where it is to be cut out.
+        camera: that took it.
+    """
+
+    path: str
+    label: str
+    role: str
+    box: Box | None = None
+    camera: int | None = None
+
+
+def records(
+    name: str,
+    root: Path,
+    items: Sequence[Item],
+    published: Mapping[str, Sequence[Counts]],
+    *,
+    folders: Sequence[str],
+    strict: bool,
+    unreadable: str,
+    surplus: bool = False,
+    keep: Callable[[Item], bool] = lambda item: True,
+) -> Records:
+    """Records of what an annotation names, after its images were found and counted.
+
+    Args:
+        name: the dataset's.
+        items: in the order of the records; classes are numbered by first appearance.
+        published: role -> numbers of classes and images, one of which has to hold.
+        folders: that hold the dataset's images and nothing else, relative to the root.
+        strict: the published counts have to hold, no image may be missing or surplus. Otherwise what is missing is left
+            out with a warning.
+        unreadable: see `Records`.
+        surplus: images may lie there that the annotation does not list.
+        keep: of the items found and counted, those that take part.
+
+    Raises:
+        UserError: an image listed twice; with `strict` one that is missing or surplus, or counts that do not hold.
+    """
+    true_or_false("dataset.strict", strict)
+    twice = [path for path, times in Counter(item.path for item in items).items() if times > 1]
+    if twice:
+        raise UserError(f"the annotation of {name} in {root} lists {twice[0]} more than once ({len(twice)} such files)")
+    present = _files(root, folders)
+    missing = [item.path for item in items if item.path not in present]
+    if strict:
+        _check_files(name, root, missing, set() if surplus else present - {item.path for item in items})
+        _check_counts(name, root, items, published)
+    elif missing:
+        warnings.warn(f"{name} in {root}: left out {len(missing)} images that are not there", stacklevel=3)
+        items = [item for item in items if item.path in present]
+    items = [item for item in items if keep(item)]
+    classes = list(dict.fromkeys(item.label for item in items))
+    number = {label: i for i, label in enumerate(classes)}
+    paths = np.array([str(root / item.path) for item in items], dtype=object).astype(str)
+    boxes = [item.box for item in items]
+    cameras = [item.camera for item in items if item.camera is not None]
+
+    def open_image(row: int) -> Image.Image:
+        box = boxes[row]
+        return decode(paths[row]) if box is None else _cut(decode(paths[row]), box)
+
+    return Records(
+        name=name,
+        paths=paths,
+        labels=np.array([number[item.label] for item in items], dtype=np.int64),
+        roles=np.array([item.role for item in items], dtype=str),
+        class_names=classes,
+        open_image=open_image,
+        unreadable=unreadable,
+        cameras=np.array(cameras, dtype=np.int64) if cameras else None,
+    )
+
+
+def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[list[str]]:
+    """The fields of a text file's lines, which blanks part; empty lines are passed over.
+
+    Args:
+        columns: of each line; the last may hold blanks.
+        header: lines to leave out.
+        dataset: for `how_to_get`.
+
+    Raises:
+        UserError: no such file, no UTF-8 text, or a line with fewer columns, by its number.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}: {how_to_get(dataset)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text ({error}): {how_to_get(dataset)}") from None
+    fields = [(number, line.split(None, columns - 1)) for number, line in enumerate(text.splitlines(), 1)]
+    result = []
+    for number, found in fields[header:]:
+        if found and len(found) < columns:
+            raise UserError(f"line {number} of {path} has {len(found)} of {columns} columns: the file is damaged")
+        if found:
+            result.append([*found[:-1], found[-1].rstrip()])
+    if not result:
+        raise UserError(f"{path} lists nothing: the file is damaged")
+    return result
+
+
+def whole(text: str, what: str, path: Path) -> int:
+    """A number of an annotation. Raises UserError where it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{path} has {text!r} as {what}, which is no whole number: the file is damaged") from None
+
+
+def how_to_get(dataset: str) -> str:
+    """What to do where files of a data set are missing."""
+    return (
+        f"python -m dml.data.prepare dataset={dataset} fetches it, or says what to download by hand and where to put it"
+    )
+
+
+def _files(root: Path, folders: Iterable[str]) -> set[str]:
+    """Image files below some folders, relative to the root; hidden ones (`._` of macOS) are passed over."""
+    found = set()
+    for folder in folders:
+        for at, inner, names in os.walk(root / folder):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            relative = Path(at).relative_to(root).as_posix()
+            found |= {f"{relative}/{name}" for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)}
+    return found
+
+
+def _check_files(name: str, root: Path, missing: Sequence[str], surplus: set[str]) -> None:
+    advice = f"{how_to_get(name)}; dataset.strict=false takes what is there"
+    if missing:
+        raise UserError(f"{name} in {root} lacks {len(missing)} images, the first {missing[0]}: {advice}")
+    if surplus:
+        first = min(surplus)
+        raise UserError(
+            f"{name} in {root} has {len(surplus)} images that its annotation does not list, the first {first}: "
+            f"remove them; dataset.strict=false leaves them out"
+        )
+
+
+def _check_counts(name: str, root: Path, items: Sequence[Item], published: Mapping[str, Sequence[Counts]]) -> None:
+    for role, allowed in published.items():
+        of_role = [item.label for item in items if item.role == role]
+        found = (len(set(of_role)), len(of_role))
+        if found not in allowed:
+            classes, images = allowed[0]
+            raise UserError(
+                f"{name} in {root} has {found[0]} {role} classes with {found[1]} images, published are {classes} with "
+                f"{images}: use the whole data set, or dataset.strict=false for a part of it"
+            )
+
+
+def _cut(image: Image.Image, box: Box) -> Image.Image:
+    """The box's part of an image, of one pixel at least."""
+    left, upper = (min(max(0, round(low)), size - 1) for low, size in zip(box[:2], image.size, strict=True))
+    right, lower = (round(high) for high in box[2:])
+    return image.crop((left, upper, min(max(right, left + 1), image.width), min(max(lower, upper + 1), image.height)))

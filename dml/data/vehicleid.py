@@ -1,0 +1,44 @@
+"""PKU VehicleID (Liu et al. 2016): vehicles by their identity, with three tests of different size.
+
+`train_test_split/train_list.txt`, `test_list_800.txt` (small), `test_list_1600.txt`, `test_list_2400.txt`, with a line
+`image vehicle`, and `image/`.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from dml.data.official import Item, lines, records
+from dml.data.records import Records
+from dml.errors import UserError
+
+# Papers print the first numbers of training; the lists that are handed out have the second.
+TRAIN = [(13134, 110178), (13164, 113346)]
+TESTS = {"small": (800, 7332), "medium": (1600, 12995), "large": (2400, 20038)}
+
+
+def vehicleid(
+    root: str, test: Literal["small", "medium", "large"] = "small", strict: bool = True, unreadable: str = "stop"
+) -> Records:
+    """Vehicles as classes; `protocol=vehicleid` draws the gallery.
+
+    Args:
+        root: the folder that holds `image/` and `train_test_split/`.
+        test: which of the three.
+        strict, unreadable: see `dml.data.official.records`. Images of the other tests lie there too.
+
+    Raises:
+        UserError: files missing or damaged, or an option that is none.
+    """
+    if test not in TESTS:
+        raise UserError(f"dataset.test={test} is unknown: choose {', '.join(TESTS)}.")
+    folder = Path(root)
+    lists = {"train": "train_list.txt", "test": f"test_list_{TESTS[test][0]}.txt"}
+    items = [
+        Item(f"image/{name}.jpg", label, role)
+        for role, file in lists.items()
+        for name, label in lines(folder / "train_test_split" / file, 2, dataset="vehicleid")
+    ]
+    published = {"train": TRAIN, "test": [TESTS[test]]}
+    return records(
+        "vehicleid", folder, items, published, folders=["image"], strict=strict, unreadable=unreadable, surplus=True
+    )
