@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from dml.aggregate import write_aggregate
 from dml.errors import UserError
 from dml.files import replace_file
 from dml.folder import RunFolder
@@ -33,7 +34,8 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     if any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "SLURM_NTASKS")):
         raise UserError(
             "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
-            f"with {next(iter(pieces(config).values()))}, and take their table from python -m dml.report FOLDER."
+            f"with {' '.join(next(iter(pieces(config).values())))}, and take the table of all from "
+            "python -m dml.report FOLDER."
         )
     folder = RunFolder(Path(config.paths.output_dir))
     folder.check(config)
@@ -43,9 +45,9 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         whole = config.copy()
         whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
         folder.name(whole, overrides)
-    for place, (name, override) in enumerate(parts.items(), 1):
-        print(f"\n{override}: training {place} of {len(parts)}", flush=True)
-        code = job([*overrides, override], folder.path / name)
+    for place, (name, options) in enumerate(parts.items(), 1):
+        print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
+        code = job([*overrides, *options], folder.path / name)
         if code == 2:
             raise SystemExit(2)  # it has said what is wrong
         if code:
@@ -55,14 +57,16 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
             )
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
-    replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     print()
     write_summary([folder.path])
+    if "fold" in config.protocol:
+        metrics |= write_aggregate([folder.path])
+    replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
 def _try_one(config: DictConfig) -> None:
     """Raises UserError for a mistake that the first training would find."""
     one = config.copy()
-    one.merge_with(OmegaConf.from_dotlist([next(iter(pieces(config).values()))]))
+    one.merge_with(OmegaConf.from_dotlist(next(iter(pieces(config).values()))))
     prepare(one, RunFolder(Path(one.paths.output_dir)))

@@ -28,13 +28,15 @@ EXECUTION = (
     "trainer.strategy",
     "trainer.num_workers",
     "dataset.cache",
+    "download",
     "trainer.log_every",
     "trainer.checkpoint_every",
 )
 
 
 class RunFolder:
-    """`config.yaml overrides.yaml metrics.jsonl metrics.csv metrics.json checkpoints/ figures/ report.html run.log`."""
+    """`config.yaml overrides.yaml metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/ figures/ report.html
+    run.log`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +114,7 @@ class RunFolder:
         return self.last if self.last.exists() else None
 
     def finished(self) -> bool:
-        """Whether the last checkpoint is the last step's; the report is written before it.
+        """Whether the last checkpoint is the one at the end; the report is written before it.
 
         Raises:
             UserError: a checkpoint that is none.
@@ -121,7 +123,7 @@ class RunFolder:
             return False
         try:
             checkpoint = torch.load(self.last, map_location="cpu", weights_only=True, mmap=True)
-            done = checkpoint["global_step"] >= checkpoint["config"]["trainer"]["max_steps"]
+            done: bool = checkpoint["finished"]
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
             raise UserError(f"{self.last} cannot be read: delete it to train from the start.") from error
         if done and not (self.path / "metrics.json").exists():

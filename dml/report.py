@@ -1,6 +1,6 @@
 """`python -m dml.report FOLDER...`: one table of all finished runs below some folders, and what they cost.
 
-Runs that differ in their seed or their random split alone are one row: mean and standard deviation over them.
+Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from dml.pieces import pieces
 from dml.reporting import figures
 from dml.reporting.page import render
 
-REPEATS = ("seed", "protocol.split")  # what a repetition of a run differs in
+REPEATS = ("seed", "protocol.split", "protocol.fold", "protocol.repeat")  # what a repetition of a run differs in
 
 COLUMNS = {
     "test/recall@1": "Recall@1",

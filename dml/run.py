@@ -17,9 +17,11 @@ def _task(config: DictConfig) -> float:
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return _job_of_a_sweep(overrides)
-    from dml.collection import pieces, run_all
+    from dml.collection import run_all
+    from dml.pieces import pieces, settle
     from dml.train import run
 
+    settle(config)
     metrics = run_all(config, overrides) if pieces(config) else run(config, overrides)
     return metrics.get("test/recall@1", float("nan"))
 

@@ -29,6 +29,7 @@ from dml.folder import RunFolder
 from dml.loggers import FolderLogger, log_pictures
 from dml.methods.base import Method, NonFiniteLoss, Shares
 from dml.reporting.report import Examples, write_report
+from dml.reporting.scores import write_scores
 from dml.reporting.table import print_table
 
 log = logging.getLogger("dml")
@@ -154,6 +155,8 @@ class Course(Callback):
         self.folder, self.parts = folder, parts
         self.last_step: int = config.trainer.max_steps
         self.watched = parts.split.watched
+        if parts.protocol.patience is not None and self.watched == "test":
+            raise UserError("protocol.patience looks at validation classes: give protocol.select=val_classes too.")
         self.best = folder.best(self.watched)
         self.every = parts.protocol.interval(parts.data.sampler.steps_per_epoch)
         self.state: dict[str, Any] = {"untrained": {}, "best": {}, "best_step": 0, "seconds": 0.0}
@@ -171,6 +174,7 @@ class Course(Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.container
+        checkpoint["finished"] = trainer.global_step == self.last_step
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         fresh = trainer.global_step == 0
@@ -214,11 +218,14 @@ class Course(Callback):
             _check_finite(module, step)
         if evaluated:
             figures, table = self._evaluate(trainer, self.watched)
-            name = f"{self.watched}/recall@1"
+            name = f"{self.watched}/{self.parts.protocol.criterion}"
             if figures[name] > self.state["best"].get(name, -1.0):
                 self.state |= {"best": figures, "best_step": step}
                 trainer.save_checkpoint(self.best, weights_only=False)
-            if last and self.watched == "test":
+            if not last and self._out_of_patience(step):
+                log.info("stopped at step %d: the best on %s was step %d", step, self.watched, self.state["best_step"])
+                last, self.last_step, trainer.should_stop = True, step, True
+            if last and self.watched == "test" and self.parts.protocol.select == "last":
                 self._report(trainer, figures, table)
             elif last:
                 self._test_the_best(trainer)
@@ -227,6 +234,10 @@ class Course(Callback):
         if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
         self.started = time.perf_counter()
+
+    def _out_of_patience(self, step: int) -> bool:
+        patience = self.parts.protocol.patience
+        return patience is not None and step - self.state["best_step"] >= patience * self.every
 
     def _watch_for_a_plateau(self, trainer: pl.Trainer) -> None:
         patience = self.config.trainer.halve_lr_after
@@ -265,7 +276,7 @@ class Course(Callback):
             trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt", weights_only=False)
 
     def _test_the_best(self, trainer: pl.Trainer) -> None:
-        """Tests and reports the checkpoint that was the best on validation, and leaves the method as it was."""
+        """Tests and reports the checkpoint that was the best, and leaves the method as it was."""
         method = _method(trainer)
         figures, table = self._score(trainer, "test")
         last = _renamed(figures, "last")
@@ -327,6 +338,7 @@ class Course(Callback):
         examples = self._examples(trainer)
         pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, examples)
         log_pictures(trainer.loggers, pictures, self.last_step)
+        write_scores(self.folder.path, self.parts, table)
         self.folder.write_metrics(metrics)
 
     def _examples(self, trainer: pl.Trainer, count: int = 4, classes: int = 16, of_class: int = 16) -> Examples:

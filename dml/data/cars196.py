@@ -4,13 +4,17 @@ Either `cars_annos.mat car_ims/`, or `devkit/` with `cars_train_annos.mat cars_t
 `cars_train/ cars_test/`. The division into `cars_train` and `cars_test` is that of classification and has no part here.
 """
 
+import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy.io import loadmat
+from scipy.io import savemat
 
-from dml.data.official import Item, how_to_get, records
+from dml.data.official import Item, how_to_get, parquet, records
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -47,6 +51,84 @@ def cars196(root: str, crop: Literal["none", "box"] = "none", strict: bool = Tru
     return records("cars196", folder, items, PUBLISHED, folders=folders, strict=strict, unreadable=unreadable)
 
 
+def arrange(folder: Path) -> None:
+    """Re-packagings into the second layout: Kaggle's of whole folders (`cars_train/cars_train/`), Kaggle's by class
+    (`names.csv anno_train.csv anno_test.csv car_data/`), and Hugging Face's Parquet files (image, label from 0; without
+    boxes).
+
+    Args:
+        folder: where the sources were unpacked.
+
+    Raises:
+        UserError: a damaged file of a re-packaging.
+    """
+    for path in sorted(folder.rglob("cars_t*_annos*.mat")):  # browsers rename: cars_test_annos_withlabels (1).mat
+        name = PARTS["cars_test"] if "withlabels" in path.name else path.name
+        (folder / "devkit").mkdir(exist_ok=True)
+        path.rename(folder / "devkit" / name)
+    for name in PARTS:
+        places = sorted(folder.rglob(name), key=lambda path: len(path.parts))
+        if places and places[-1] != folder / name:  # the innermost one has the images
+            places[-1].rename(folder / ".images")
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+            (folder / ".images").rename(folder / name)
+    for path in sorted(folder.rglob("anno_train.csv")):
+        _from_classes(path.parent, folder)
+    tables = sorted(folder.rglob("*.parquet"))
+    for images in PARTS if tables else ():
+        part = images.removeprefix("cars_")
+        _from_parquet([path for path in tables if path.name.startswith(part)], folder, images)
+
+
+def _from_classes(source: Path, folder: Path) -> None:
+    """`car_data/car_data/<part>/<class>/<file>` with lines `file,x1,y1,x2,y2,class`."""
+    for images, name in PARTS.items():
+        part = images.removeprefix("cars_")
+        path = source / f"anno_{part}.csv"
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                fname, *numbers = line.split(",")
+                x1, y1, x2, y2, number = (int(n) for n in numbers)
+            except ValueError:
+                raise UserError(f"{path.name} has the line {line!r}, which is no file, box and class") from None
+            rows.append((x1, y1, x2, y2, number, fname))
+        (folder / images).mkdir(exist_ok=True)
+        for file in sorted(source.glob(f"car_data/**/{part}/*/*.jpg")):
+            file.rename(folder / images / file.name)
+        _write_annotation(
+            folder / "devkit" / name, rows, ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
+        )
+
+
+def _from_parquet(tables: list[Path], folder: Path, images: str) -> None:
+    rows: list[tuple[Any, ...]] = []
+    (folder / images).mkdir(exist_ok=True)
+    for table in tables:
+        for image, label in parquet(table, ("image", "label")):
+            rows.append((int(label) + 1, f"{len(rows) + 1:05}.jpg"))
+            (folder / images / rows[-1][1]).write_bytes(image["bytes"])
+    _write_annotation(folder / "devkit" / PARTS[images], rows, ("class", "fname"))
+
+
+def _write_annotation(path: Path, rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    savemat(path, {"annotations": np.array(rows, dtype=[(name, object) for name in names])})
+
+
+# Damaged files can crash scipy's reader with the process it runs in.
+READ = """
+import json, sys
+import numpy as np
+from scipy.io import loadmat
+table = loadmat(sys.argv[1], squeeze_me=True, variable_names=["annotations"]).get("annotations", np.zeros(0))
+names = table.dtype.names or ()
+rows = [list(row) for row in np.atleast_1d(table).tolist()] if names else []
+json.dump([names, rows], sys.stdout, default=lambda v: v.item() if isinstance(v, np.generic) else str(v))
+"""
+
+
 def annotation(path: Path) -> list[dict[str, Any]]:
     """The rows of a `.mat` file's `annotations` by the names of their fields.
 
@@ -55,18 +137,17 @@ def annotation(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise UserError(f"there is no {path}: {how_to_get('cars196')}")
-    try:
-        content = loadmat(path, squeeze_me=True, variable_names=["annotations"])
-    except Exception as error:  # scipy's parser raises whatever damaged bytes lead it to
-        raise UserError(f"{path} is no MATLAB file that can be read ({error}): {how_to_get('cars196')}") from None
-    table = np.atleast_1d(content.get("annotations", np.zeros(0)))
-    names = table.dtype.names or ()
+    reader = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+    if reader.returncode:
+        reason = (reader.stderr.strip().splitlines() or ["it crashes the reader"])[-1]
+        raise UserError(f"{path} is no MATLAB file that can be read ({reason}): {how_to_get('cars196')}")
+    names, rows = json.loads(reader.stdout)
     if "class" not in names or ("relative_im_path" if path.name == WHOLE else "fname") not in names:
         raise UserError(
             f"{path} has no annotations with a class and a file name, as those of Cars196 have (test labels are in "
             f"{PARTS['cars_test']} alone): {how_to_get('cars196')}"
         )
-    return [{name: row[name] for name in names} for row in table]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _devkit(folder: Path, name: str) -> Path:

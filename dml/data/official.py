@@ -3,9 +3,10 @@
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -127,6 +128,29 @@ def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[li
     if not result:
         raise UserError(f"{path} lists nothing: the file is damaged")
     return result
+
+
+def parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a Parquet file; an image is a dict with its `bytes`, as Hugging Face's datasets have it.
+
+    Raises:
+        UserError: a damaged file or one without these columns, or pyarrow is not installed.
+    """
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError(f"{path.name} takes pyarrow to read: pip install pyarrow.") from None
+    try:
+        with ParquetFile(path) as file:
+            lacking = set(columns) - set(file.schema_arrow.names)
+            if lacking:
+                names = ", ".join(file.schema_arrow.names)
+                raise UserError(f"{path.name} has the columns {names}, and not {', '.join(sorted(lacking))}.")
+            for batch in file.iter_batches(64, columns=list(columns)):
+                yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path.name} is cut short or damaged ({error}): fetch it again.") from None
 
 
 def whole(text: str, what: str, path: Path) -> int:

@@ -3,10 +3,11 @@
 `Ebay_train.txt Ebay_test.txt` with a line `image_id class_id super_class_id path`, and twelve folders `<kind>_final/`.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from dml.data.official import Item, lines, records
+from dml.data.official import Item, lines, parquet, records
 from dml.data.records import Records
+from dml.errors import UserError
 
 PUBLISHED = {"train": [(11318, 59551)], "test": [(11316, 60502)]}
 LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
@@ -30,3 +31,26 @@ def sop(root: str, strict: bool = True, unreadable: str = "stop") -> Records:
     ]
     folders = sorted({item.path.partition("/")[0] for item in items})
     return records("sop", folder, items, PUBLISHED, folders=folders, strict=strict, unreadable=unreadable)
+
+
+def arrange(folder: Path) -> None:
+    """Parquet files, as on Hugging Face, into the official layout: columns image, class_id, super_class_id and path.
+
+    Args:
+        folder: where the sources were unpacked.
+
+    Raises:
+        UserError: a damaged file, or one with other columns.
+    """
+    tables = sorted(folder.rglob("*.parquet"))
+    for role, name in LISTS.items() if tables else ():
+        rows = ["image_id class_id super_class_id path"]
+        for table in (path for path in tables if path.name.startswith(role)):
+            for image, label, kind, path in parquet(table, ("image", "class_id", "super_class_id", "path")):
+                relative = PurePosixPath(path)
+                if relative.is_absolute() or ".." in relative.parts:
+                    raise UserError(f"{table.name} has an image at {path!r}, which leads out of its folder")
+                (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+                (folder / relative).write_bytes(image["bytes"])
+                rows.append(f"{len(rows)} {label} {kind} {path}")
+        (folder / name).write_text("\n".join(rows) + "\n")

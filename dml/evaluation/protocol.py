@@ -11,7 +11,7 @@ from torch import Tensor
 from dml.data.records import Records
 from dml.errors import UserError, true_or_false, whole_number
 from dml.evaluation.evaluator import Retrieval, Table, score
-from dml.evaluation.metrics import cluster, evaluate
+from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 
 Part = Literal["test", "validation"]
@@ -43,11 +43,13 @@ class Split:
 class Conventional:
     """The protocol of most papers: train on the training classes, retrieve among the test classes.
 
-    The last checkpoint is the result. The best checkpoint on the test set, which is what the papers report
-    (ABE section 5: "for the iteration with highest Recall@1"), stands beside it and is labelled as selected on
-    the test set.
-
     Args:
+        select: which checkpoint is the result. `last`: the last one; the best one on the test set, which is what most
+            papers report (ABE section 5: "for the iteration with highest Recall@1"), stands beside it and is labelled
+            so. `best_test`: that one, labelled so, the last one beside it. `val_classes`: the best one on the last
+            quarter of the training classes, which are then not trained on.
+        criterion: by which checkpoints are compared, `recall@1` or `map@r`.
+        patience: training stops after so many evaluations on validation classes without a better one; None: never.
         ks: the K of Recall@K.
         every: how often to evaluate while training.
         unit: of `every`: steps, or epochs of the sampler.
@@ -58,12 +60,18 @@ class Conventional:
         seen: Recall@1 among the training images too, at every evaluation (DeML Fig. 5): it costs a pass over them.
 
     Raises:
-        UserError: a K, an interval or a number of slices that is no positive number.
+        UserError: an unknown choice, a K, an interval or a number of slices that is no positive number, or patience
+            without validation classes.
     """
+
+    keeps_embeddings = False  # of the test images, in the run's folder
 
     def __init__(
         self,
         *,
+        select: Literal["last", "best_test", "val_classes"] = "last",
+        criterion: Literal["recall@1", "map@r"] = "recall@1",
+        patience: int | None = None,
         ks: Sequence[int] = (1, 2, 4, 8),
         every: int = 100,
         unit: Literal["steps", "epochs"] = "steps",
@@ -82,13 +90,28 @@ class Conventional:
             raise UserError(f"protocol.every={every} and protocol.batch_size={batch_size} have to be 1 or more.")
         if unit not in ("steps", "epochs"):
             raise UserError(f"protocol.unit={unit} has to be steps or epochs.")
+        if select not in ("last", "best_test", "val_classes"):
+            raise UserError(f"protocol.select={select} is unknown: choose last, best_test or val_classes.")
+        if criterion not in ("recall@1", "map@r"):
+            raise UserError(f"protocol.criterion={criterion} is unknown: choose recall@1 or map@r.")
+        if patience is not None:
+            whole_number("protocol.patience", patience, 1)
+        self.select, self.criterion, self.patience = select, criterion, patience
         self.ks = tuple(ks)
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
     def split(self, records: Records) -> Split:
-        """Training classes to train on; test classes as query and gallery, or apart where the data set has them so."""
-        return Split(records.train_rows, records.query_rows, records.gallery_rows)
+        """Training classes to train on; test classes as query and gallery, or apart where the data set has them so.
+
+        Raises:
+            UserError: too few training classes to hold some out, or patience without any.
+        """
+        whole = Split(records.train_rows, records.query_rows, records.gallery_rows)
+        if self.select == "val_classes":
+            classes = np.unique(records.labels[whole.train])
+            return _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
+        return whole
 
     def interval(self, steps_per_epoch: int) -> int:
         """Steps between two evaluations."""
@@ -127,6 +150,26 @@ class Conventional:
 
         return figures
 
+    def ranking(self, split: Split, table: Table) -> Ranking | None:
+        """What became of each query, in the order of `split.query`; None where the protocol has no such ranking."""
+        queries = table.take(split.query)
+        gallery = None if split.gallery is None else table.take(split.gallery)
+        return rank(
+            queries.embeddings.flatten(1),
+            queries.labels,
+            gallery=None if gallery is None else gallery.embeddings.flatten(1),
+            gallery_labels=None if gallery is None else gallery.labels,
+        )
+
+
+def _held_out(whole: Split, records: Records, classes: np.ndarray) -> Split:
+    """The split with some of its training classes for validation. Raises UserError where none is left to train on."""
+    held = np.isin(records.labels[whole.train], classes)
+    if not len(classes) or held.all():
+        number = len(np.unique(records.labels[whole.train]))
+        raise UserError(f"{records.name} has {number} training classes: too few to hold some of them out.")
+    return replace(whole, train=whole.train[~held], validation=whole.train[held])
+
 
 class AcrossCameras(Conventional):
     """Market-1501's protocol: CMC and mAP, images of the query's identity from the query's camera left out.
@@ -136,6 +179,8 @@ class AcrossCameras(Conventional):
 
     def split(self, records: Records) -> Split:
         """Raises UserError for a data set without cameras or without a gallery of its own."""
+        if self.criterion == "map@r":
+            raise UserError("protocol.criterion=map@r is no figure of this protocol: choose recall@1.")
         if records.cameras is None or records.gallery_rows is None:
             lacks = "cameras" if records.cameras is None else "gallery apart from its queries"
             raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
@@ -159,6 +204,9 @@ class AcrossCameras(Conventional):
             )
 
         return figures
+
+    def ranking(self, split: Split, table: Table) -> None:
+        return None
 
 
 class OneImageGallery(Conventional):
@@ -199,6 +247,9 @@ class OneImageGallery(Conventional):
 
         return figures
 
+    def ranking(self, split: Split, table: Table) -> None:
+        return None
+
 
 class RandomClassSplit(Conventional):
     """Train on a random half of the training classes, choose the checkpoint on the other half (DIABLO section 4.2).
@@ -237,6 +288,63 @@ class RandomClassSplit(Conventional):
         if len(classes) < 2:
             raise UserError(f"{records.name} has {len(classes)} training class: half of them cannot be held out.")
         order = np.random.default_rng([self.seed, self.number]).permutation(classes)
-        train = np.isin(labels, order[: (len(classes) + 1) // 2])
+        return _held_out(super().split(records), records, order[(len(classes) + 1) // 2 :])
+
+
+class MLRC(Conventional):
+    """The protocol of the metric-learning reality check (Musgrave et al. 2020, section 3.1; GSP section 1.6.2).
+
+    The training classes, which are half of all, are cut in their order into folds. One training has one fold for
+    validation and the others to train on; the best checkpoint on the fold's classes is tested. What the trainings of
+    all folds come to together, `dml.aggregate` says.
+
+    Args:
+        fold: number of the one for validation, from 0.
+        repeat: number of the repetition, from 0: it trains with the seed `seed + repeat`.
+        folds, repeats: how many there are.
+        arithmetic: where n classes are cut into k folds. `linspace`: at `floor(i n / k)`, so that every class is
+            validated once. `mlrc`, as the reality check's own code: folds of `floor(n / k)`, so that the last `n mod k`
+            classes are always trained on (Cars196: two of 98).
+        criterion, patience: see `Conventional`.
+        options: see `Conventional`.
+
+    Raises:
+        UserError: a fold or a repetition that is not there, or an unknown arithmetic.
+    """
+
+    keeps_embeddings = True
+
+    def __init__(
+        self,
+        *,
+        fold: int,
+        repeat: int,
+        folds: int = 4,
+        repeats: int = 3,
+        arithmetic: Literal["linspace", "mlrc"] = "linspace",
+        criterion: Literal["recall@1", "map@r"] = "map@r",
+        **options: Any,
+    ) -> None:
+        super().__init__(criterion=criterion, **options)
+        for one, many, value, number in (("fold", "folds", fold, folds), ("repeat", "repeats", repeat, repeats)):
+            whole_number(f"protocol.{many}", number, 2 if many == "folds" else 1)
+            whole_number(f"protocol.{one}", value, 0)
+            if value >= number:
+                raise UserError(f"protocol.{one}={value} is none of the {number} {many}: they are 0 to {number - 1}.")
+        if arithmetic not in ("linspace", "mlrc"):
+            raise UserError(f"protocol.arithmetic={arithmetic} is unknown: choose linspace or mlrc.")
+        if self.select != "last":
+            raise UserError("protocol.select cannot be chosen with protocol=mlrc: it selects on a fold.")
+        self.fold, self.folds, self.arithmetic = fold, folds, arithmetic
+
+    def split(self, records: Records) -> Split:
+        """Raises UserError for fewer training classes than folds."""
         whole = super().split(records)
-        return Split(records.train_rows[train], whole.query, whole.gallery, records.train_rows[~train])
+        classes = np.unique(records.labels[whole.train])
+        if len(classes) < self.folds:
+            raise UserError(f"{records.name} has {len(classes)} training classes: fewer than {self.folds} folds.")
+        if self.arithmetic == "linspace":
+            ends = [i * len(classes) // self.folds for i in range(self.folds + 1)]
+        else:
+            ends = [i * (len(classes) // self.folds) for i in range(self.folds + 1)]
+        return _held_out(whole, records, classes[ends[self.fold] : ends[self.fold + 1]])

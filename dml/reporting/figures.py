@@ -324,6 +324,43 @@ def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int,
     return figure
 
 
+def collections(lines: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> Figure:
+    """MAP@R of MLRC's collections, a row a configuration and kind: all as dots, the independent ones as circles.
+
+    Args:
+        lines: label -> kind -> figures of all collections, figures of the independent ones.
+    """
+    rows = [(label, kind, *values) for label, kinds in lines.items() for kind, values in kinds.items()]
+    figure = _figure(7, 0.6 * len(rows) + 1.2)
+    axes = figure.subplots()
+    rng = np.random.default_rng(0)
+    for at, (_, _, every, apart) in enumerate(rows):
+        axes.scatter(every, at + rng.uniform(-0.2, 0.2, len(every)), s=9, color="C0", alpha=0.5, linewidths=0)
+        axes.scatter(apart, [at] * len(apart), s=60, facecolors="none", edgecolors="C3")
+    names = [f"{_cut_short(label)}\n{kind}" for label, kind, *_ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="MAP@R; dots: collections, circles: the independent ones, of one repetition each")
+    axes.grid(alpha=0.3, axis="x")
+    return figure
+
+
+def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple[float, float], title: str) -> Figure:
+    """What two runs differ by: the bootstrap's draws, by what was drawn; the estimate and the first one's interval."""
+    figure = _figure(7, 3.2)
+    axes = figure.subplots()
+    for i, (name, values) in enumerate(draws.items()):
+        axes.hist(
+            values, bins=80, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
+        )
+    axes.axvline(0, color="black", linewidth=1)
+    axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
+    axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
+    axes.set(xlabel=title, yticks=[])
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def _cut_short(name: str, length: int = 40) -> str:
     return name if len(name) <= length else name[: length - 3] + "..."
 

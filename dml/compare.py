@@ -1,0 +1,185 @@
+"""`python -m dml.compare RUN_A RUN_B`: by how much two runs differ on the same queries, and how sure that is.
+
+A paired bootstrap over test classes, and one over images. Images of one class are not independent: classes are what
+would be drawn anew in another test set, so theirs is the interval to print; the one over images is too narrow.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import bootstrap
+
+from dml.command import stop
+from dml.errors import UserError, whole_number
+from dml.files import replace_file
+from dml.reporting import figures
+from dml.reporting.scores import Queries, read_queries
+
+LEVEL = 0.95
+DRAWS = 10_000
+BATCH = 2**24  # numbers that a bootstrap holds at a time
+
+FIGURES: dict[str, Callable[[Queries], np.ndarray]] = {
+    "recall@1": lambda queries: (queries.best_rank == 1).astype(float),
+    "map@r": lambda queries: queries.average_precision,
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B's mean minus A's, and what a bootstrap says of it.
+
+    Attributes:
+        low, high: of the 95 % percentile interval.
+        p: two-sided: twice the share of draws on the other side of zero, at least 2 / (draws + 1).
+        draws: `[draws]` differences.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    p: float
+    draws: np.ndarray
+
+
+def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+    """Draws whole classes, with all their queries.
+
+    Args:
+        a, b: `[Q]`, a figure of each query in both runs.
+        classes: `[Q]`, their classes.
+        draws: how many.
+        seed: of the draws.
+
+    Raises:
+        UserError: a single class.
+    """
+    _, number = np.unique(classes, return_inverse=True)
+    if number.max() == 0:
+        raise UserError("all queries are of one class: none can be drawn.")
+    sums, sizes = np.bincount(number, b - a), np.bincount(number)
+
+    def mean(of: np.ndarray, count: np.ndarray, axis: int = -1) -> np.ndarray:
+        return of.sum(axis) / count.sum(axis)
+
+    return _bootstrap((sums, sizes), mean, draws, seed)
+
+
+def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+    """Draws queries one by one, as if they were independent. Arguments as `over_classes`."""
+    return _bootstrap((b - a,), np.mean, draws, seed)
+
+
+def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], draws: int, seed: int) -> Difference:
+    found = bootstrap(
+        data,
+        mean,
+        paired=True,
+        vectorized=True,
+        n_resamples=draws,
+        batch=max(1, BATCH // len(data[0])),
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    drawn = found.bootstrap_distribution
+    least = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    return Difference(
+        float(mean(*data)),
+        float(found.confidence_interval.low),
+        float(found.confidence_interval.high),
+        float(min(1.0, 2 * (least + 1) / (draws + 1))),
+        drawn,
+    )
+
+
+def paired(a: Path, b: Path) -> tuple[Queries, Queries]:
+    """The queries of two runs that have a positive.
+
+    Raises:
+        UserError: a folder without them, or runs that were not tested on the same queries.
+    """
+    one, other = read_queries(a), read_queries(b)
+    if not np.array_equal(one.paths, other.paths) or not np.array_equal(one.classes, other.classes):
+        raise UserError(f"{a} and {b} were tested on different queries: their difference says nothing.")
+    if not np.array_equal(one.best_rank > 0, other.best_rank > 0):
+        raise UserError(f"{a} and {b} were tested among different galleries: their difference says nothing.")
+    valid = one.best_rank > 0
+    return tuple(Queries(**{k: v[valid] for k, v in asdict(of).items()}) for of in (one, other))  # type: ignore[return-value]
+
+
+def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
+    """Prints the table, and writes `comparison.json` and a picture a figure into `out`.
+
+    Returns:
+        Figure -> `classes` and `images` -> what the bootstrap says.
+
+    Raises:
+        UserError: as `paired`, too few draws, or a folder that cannot be written.
+    """
+    whole_number("--draws", draws, 100)
+    one, other = paired(a, b)
+    found, content = {}, {}
+    table = Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        title=f"{len(one.paths)} queries of {len(np.unique(one.classes))} classes",
+        caption=f"{LEVEL:.0%} percentile intervals of {draws} paired draws",
+    )
+    for title in ("", "A", "B", "B - A", "over classes", "p", "over images", "p"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for name, of in FIGURES.items():
+        values = of(one), of(other)
+        by = {
+            "classes": over_classes(*values, one.classes, draws, seed),
+            "images": over_images(*values, draws, seed),
+        }
+        found[name] = by
+        cells = [text for d in by.values() for text in (f"{d.low:+.4f} {d.high:+.4f}", f"{d.p:.4f}")]
+        means = [float(value.mean()) for value in values]
+        table.add_row(name, *(f"{m:.4f}" for m in means), f"{by['classes'].estimate:+.4f}", *cells)
+        content[name] = {"a": means[0], "b": means[1]} | {
+            over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
+        }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, by in found.items():
+            d = by["classes"]
+            drawn = {f"drawn over {over}": of.draws for over, of in by.items()}
+            picture = figures.difference(drawn, d.estimate, (d.low, d.high), f"{name}: {b.name} minus {a.name}")
+            picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
+        text = json.dumps({"a": str(a), "b": str(b), "draws": draws, "seed": seed, "figures": content}, indent=1)
+        replace_file(out / "comparison.json", text + "\n")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
+    print(f"A: {a}\nB: {b}")
+    Console().print(table)
+    print(f"Pictures: {out}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m dml.compare", description=__doc__)
+    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run")
+    parser.add_argument("b", type=Path, metavar="RUN_B")
+    parser.add_argument("--draws", type=int, default=DRAWS, help=f"of the bootstrap (default: {DRAWS})")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    parser.add_argument("--out", type=Path, help="default: compared_with_<RUN_A> in RUN_B")
+    options = parser.parse_args()
+    try:
+        out = options.out or options.b / f"compared_with_{options.a.resolve().name}"
+        compare(options.a, options.b, out, options.draws, options.seed)
+    except UserError as mistake:
+        stop(str(mistake))
+
+
+if __name__ == "__main__":
+    main()
