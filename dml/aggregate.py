@@ -122,10 +122,7 @@ def _of_one(runs: Sequence[Run]) -> Together:
 
 def _embeddings(folder: Path) -> dict[str, np.ndarray]:
     """Of unit norm, `[N,d]`; with the labels, and those of the gallery where it is apart."""
-    path = folder / EMBEDDINGS
-    names = ("embeddings", "labels")
-    apart = path.is_file() and "gallery" in np.load(path).files
-    found = read(path, (*names, "gallery", "gallery_labels") if apart else names)
+    found = read(folder / EMBEDDINGS, ("embeddings", "labels"), ("gallery", "gallery_labels"))
     for name in ("embeddings", "gallery"):
         if name in found:
             found[name] = found[name] / np.linalg.norm(found[name], axis=1, keepdims=True)

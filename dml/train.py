@@ -284,7 +284,8 @@ class Course(Callback):
             weights = copy.deepcopy(method.state_dict())
             method.load_state_dict(torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"])
             figures, table = self._score(trainer, "test")
-        self._log_evaluation(trainer, figures | last)
+        # Where the course of test figures is watched, its last point is that of the last checkpoint.
+        self._log_evaluation(trainer, _renamed(figures, "chosen") if self.watched == "test" else figures | last)
         self._report(trainer, figures | last, table)
         if self.state["best_step"] < self.last_step:
             method.load_state_dict(weights)

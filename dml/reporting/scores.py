@@ -61,13 +61,14 @@ def read_queries(folder: Path) -> Queries:
     return Queries(**read(folder / QUERIES, ("paths", "classes", "best_rank", "average_precision")))
 
 
-def read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Arrays of a file of this module. Raises UserError where it is not there or damaged."""
+def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """Arrays of a file of this module, of the optional ones those it has. Raises UserError where it is not there or
+    damaged."""
     if not path.is_file():
         raise UserError(f"there is no {path}: it is written at the end of a run, by protocols that have one ranking.")
     try:
         with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in names}
+            return {name: content[name] for name in (*names, *(name for name in optional if name in content.files))}
     except Exception as error:  # zipfile's and NumPy's, whatever damaged bytes lead them to
         raise UserError(f"{path} cannot be read ({error}): repeat the run.") from None
 

@@ -1,0 +1,214 @@
+"""Folds and selection: who is trained on, who is validated, which checkpoint is the result, and when training stops."""
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from PIL import Image
+
+from dml.build import build, load
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.evaluation.evaluator import Table
+from dml.evaluation.metrics import rank
+from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional
+from dml.loggers import read_metrics
+from dml.reporting.scores import read_queries
+from dml.run import _task
+from dml.train import run
+from tests.conftest import TINY
+
+Configure = Callable[..., DictConfig]
+
+
+def records(train: int, test: int = 4, images: int = 3) -> Records:
+    """Classes in an order that is not that of the rows."""
+    classes = np.random.default_rng(0).permutation(np.repeat(np.arange(train + test), images))
+    return Records(
+        name="some",
+        paths=np.array([f"{row}" for row in range(len(classes))]),
+        labels=classes.astype(np.int64),
+        roles=np.where(classes < train, "train", "test"),
+        class_names=[str(c) for c in range(train + test)],
+        open_image=lambda row: Image.new("RGB", (4, 4)),
+    )
+
+
+SIZES = {  # documented: validation classes of each fold
+    (100, "linspace"): [25, 25, 25, 25],
+    (100, "mlrc"): [25, 25, 25, 25],
+    (98, "linspace"): [24, 25, 24, 25],
+    (98, "mlrc"): [24, 24, 24, 24],
+    (11318, "linspace"): [2829, 2830, 2829, 2830],
+    (7, "linspace"): [1, 2, 2, 2],
+}
+
+
+@pytest.mark.parametrize(("classes", "arithmetic"), SIZES)
+def test_folds(classes: int, arithmetic: str) -> None:
+    """Disjoint; with linspace every class is validated once, with the reality check's cut the last ones never are."""
+    data = records(classes, images=1)
+    whole, validated = set(data.train_rows.tolist()), []
+    for fold in range(4):
+        split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)  # type: ignore[arg-type]
+        assert split.validation is not None
+        held = np.unique(data.labels[split.validation]).tolist()
+        assert held == list(range(held[0], held[0] + SIZES[classes, arithmetic][fold]))  # neighbours in the order
+        assert not set(data.labels[split.train].tolist()) & set(held)
+        assert set(split.train.tolist()) | set(split.validation.tolist()) == whole
+        assert split.query.tolist() == data.query_rows.tolist()
+        validated += held
+    expected = range(classes if arithmetic == "linspace" else classes // 4 * 4)
+    assert sorted(validated) == list(expected)
+
+
+def folds_of(classes: int) -> list[list[int]]:
+    return [MLRC(fold=i, repeat=0).split(records(classes)).train.tolist() for i in range(4)]
+
+
+def test_folds_are_the_same_in_other_processes() -> None:
+    mine = folds_of(22)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for theirs in pool.map(folds_of, [22, 22]):
+            assert theirs == mine
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fold": 4, "repeat": 0}, "fold=4 is none of the 4 folds: they are 0 to 3"),
+        ({"fold": 0, "repeat": 3}, "repeat=3 is none of the 3 repeats"),
+        ({"fold": 0, "repeat": 0, "folds": 1}, r"protocol\.folds=1"),
+        ({"fold": 0, "repeat": 0, "arithmetic": "round"}, "arithmetic=round is unknown"),
+        ({"fold": 0, "repeat": 0, "select": "best_test"}, "selects on a fold"),
+        ({"fold": 0, "repeat": 0, "patience": 0}, r"protocol\.patience=0"),
+        ({"fold": 0, "repeat": 0, "criterion": "nmi"}, "criterion=nmi is unknown"),
+    ],
+)
+def test_folds_that_are_none(options: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        MLRC(**options)
+
+
+def test_fewer_classes_than_folds() -> None:
+    with pytest.raises(UserError, match="3 training classes: fewer than 4 folds"):
+        MLRC(fold=0, repeat=0).split(records(3))
+
+
+@pytest.mark.parametrize(("classes", "held"), [(100, range(75, 100)), (7, [6]), (2, [1])])
+def test_the_last_quarter_for_validation(classes: int, held: list[int]) -> None:
+    data = records(classes)
+    split = Conventional(select="val_classes").split(data)
+    assert split.validation is not None
+    assert np.unique(data.labels[split.validation]).tolist() == list(held)
+    assert sorted([*split.train, *split.validation]) == data.train_rows.tolist()
+    with pytest.raises(UserError, match="1 training classes: too few"):
+        Conventional(select="val_classes").split(records(1))
+
+
+def test_an_unknown_selection() -> None:
+    with pytest.raises(UserError, match=r"protocol\.select=first is unknown"):
+        Conventional(select="first")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"criterion=map@r is no figure of this protocol"):
+        AcrossCameras(criterion="map@r").split(records(4))
+
+
+@pytest.mark.parametrize("select", ["last", "best_test", "val_classes"])
+def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -> None:
+    """The figures under `test/` are those of the checkpoint that `select` says; its scores are written by query."""
+    options = [*TINY, f"protocol.select={select}", "protocol.every=2", "lr=0.05", "trainer.max_steps=8", "seed=2"]
+    config = configure(*options, "protocol.criterion=map@r")
+    figures = run(config, options)
+    folder = tmp_path / "run"
+    watched = "validation" if select == "val_classes" else "test"
+    log = read_metrics(folder / "metrics.jsonl")
+    seen = {r["step"]: r[f"{watched}/map@r"] for r in log if f"{watched}/map@r" in r and r["step"]}
+    best = figures[f"best_on_{watched}/step"]
+    assert seen[best] == max(seen.values()) > seen[8]  # so that it makes a difference which one is taken
+    name = "last.ckpt" if select == "last" else f"best_on_{watched}.ckpt"
+    method = load(str(folder / "checkpoints" / name))
+    parts = build(configure(*options))
+    images = torch.stack([parts.data.test_image(row) for row in parts.split.query])
+    with torch.inference_mode():
+        embeddings = method.embed(images)
+    table = Table(
+        embeddings, torch.as_tensor(parts.records.labels[parts.split.query]), torch.as_tensor(parts.split.query)
+    )
+    expected = rank(table.embeddings.flatten(1), table.labels)
+    assert figures["test/recall@1"] == pytest.approx((expected.best_rank == 1).mean(), abs=1e-3)
+    assert figures["test/map@r"] == pytest.approx(expected.average_precision.mean(), abs=1e-3)
+    assert ("last/map@r" in figures) == (select != "last")
+    queries = read_queries(folder)
+    assert (queries.best_rank == 1).mean() == figures["test/recall@1"]
+    assert queries.average_precision.mean() == pytest.approx(figures["test/map@r"], abs=1e-12)
+    assert len(set(queries.classes.tolist())) == figures["data/test/classes"]
+    assert json.loads((folder / "metrics.json").read_text()) == figures
+
+
+def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training ends after as many evaluations without a better one; killed before, it goes on to the same end."""
+    options = [
+        *TINY,
+        "protocol=mlrc",
+        "protocol.fold=1",
+        "protocol.repeat=0",
+        "protocol.every=2",
+        "protocol.patience=2",
+    ]
+    options += ["lr=0.05", "trainer.max_steps=60"]
+    figures = run(configure(*options), options)
+    steps, best = figures["run/steps"], figures["best_on_validation/step"]
+    assert steps == best + 4 < 60
+    log = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if "validation/map@r" in r]
+    assert [r["step"] for r in log] == list(range(0, steps + 1, 2))
+    assert max(log[1:], key=lambda r: r["validation/map@r"])["step"] == best
+    again = run(configure(*options), options)  # it knows that it is finished
+    assert again == figures
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == steps
+
+    class Killed(Exception):
+        pass
+
+    from dml.train import Course
+
+    whole = Course._test_the_best
+
+    def killed(self: Course, trainer: object) -> None:
+        raise Killed
+
+    elsewhere = f"paths.output_dir={tmp_path / 'killed'}"
+    monkeypatch.setattr(Course, "_test_the_best", killed)
+    with pytest.raises(Killed):
+        run(configure(*options, elsewhere), options)
+    monkeypatch.setattr(Course, "_test_the_best", whole)
+    resumed = run(configure(*options, elsewhere), options)
+    for name in ("run/steps", "best_on_validation/step", "test/map@r", "last/map@r"):
+        assert resumed[name] == figures[name]
+
+
+def test_patience_needs_validation_classes(configure: Configure) -> None:
+    with pytest.raises(UserError, match=r"give protocol\.select=val_classes too"):
+        run(configure(*TINY, "protocol.patience=2"), [])
+
+
+def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from hydra.types import RunMode
+
+    seen = []
+    fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN)
+    monkeypatch.setattr("dml.run.HydraConfig.get", lambda: fake)
+    monkeypatch.setattr("dml.train.run", lambda config, overrides: seen.append(config.seed) or {})
+    for repeat in (0, 2):
+        _task(
+            configure(
+                *TINY, "protocol=mlrc", "protocol.fold=0", "protocol.repeats=3", f"protocol.repeat={repeat}", "seed=5"
+            )
+        )
+    assert seen == [5, 7]

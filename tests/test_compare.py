@@ -1,0 +1,121 @@
+"""The paired bootstrap: its coverage, its sense, and what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml.compare import compare, over_classes, over_images, paired
+from dml.errors import UserError
+
+CLASSES = np.repeat(np.arange(60), 12)
+
+
+def simulated(rng: np.random.Generator, difference: float) -> tuple[np.ndarray, np.ndarray]:
+    """Two runs that differ by `difference` on average, by other amounts in each class."""
+    of_class = rng.normal(0, 0.1, 60)[CLASSES]
+    a = 0.5 + rng.normal(0, 0.1, 60)[CLASSES] + rng.normal(0, 0.2, len(CLASSES))
+    return a, a + difference + of_class + rng.normal(0, 0.1, len(CLASSES))
+
+
+def test_coverage() -> None:
+    """Near 95 % over classes. Over images it is far below, where differences are those of classes."""
+    rng = np.random.default_rng(0)
+    hits = {"classes": 0, "images": 0}
+    rejected = 0
+    for trial in range(400):
+        a, b = simulated(rng, 0.03)
+        for name, found in (
+            ("classes", over_classes(a, b, CLASSES, draws=400, seed=trial)),
+            ("images", over_images(a, b, draws=400, seed=trial)),
+        ):
+            hits[name] += found.low <= 0.03 <= found.high
+        a, b = simulated(rng, 0.0)
+        rejected += over_classes(a, b, CLASSES, draws=400, seed=trial).p < 0.05
+    assert hits["classes"] / 400 == pytest.approx(0.95, abs=0.03)
+    assert hits["images"] / 400 < 0.75
+    assert rejected / 400 == pytest.approx(0.05, abs=0.03)
+
+
+def test_a_literal_loop() -> None:
+    """The draws are means over all queries of the classes drawn; classes differ in size."""
+    rng = np.random.default_rng(3)
+    classes = np.repeat(np.arange(7), [3, 9, 2, 5, 5, 1, 8])
+    a, b = rng.random(33), rng.random(33)
+    found = over_classes(a, b, classes, draws=4000)
+    assert found.estimate == pytest.approx((b - a).mean())
+    drawn = []
+    for _ in range(4000):
+        rows = np.concatenate([np.flatnonzero(classes == c) for c in rng.integers(7, size=7)])
+        drawn.append((b - a)[rows].mean())
+    assert np.quantile(found.draws, [0.025, 0.5, 0.975]) == pytest.approx(
+        np.quantile(drawn, [0.025, 0.5, 0.975]), abs=0.015
+    )
+    assert (found.low, found.high) == pytest.approx(np.quantile(found.draws, [0.025, 0.975]), abs=1e-3)
+    assert found.p == pytest.approx(2 * min(np.mean(np.array(drawn) <= 0), np.mean(np.array(drawn) >= 0)), abs=0.05)
+
+
+def test_no_difference() -> None:
+    a = np.random.default_rng(0).random(len(CLASSES))
+    found = over_classes(a, a, CLASSES, draws=200)
+    assert (found.estimate, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
+    folder.mkdir()
+    arrays = {
+        "paths": np.array([f"{c}/{i}.jpg" for i, c in enumerate(CLASSES)]),
+        "classes": CLASSES.astype(str),
+        "best_rank": np.where(precision > 0.5, 1, 3),
+        "average_precision": precision,
+    }
+    np.savez(folder / "queries.npz", **arrays | changes)
+    return folder
+
+
+def test_the_command(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    precision = rng.random(len(CLASSES))
+    better = np.clip(precision + 0.1 + rng.normal(0, 0.05, len(CLASSES)), 0, 1)
+    alone = np.where(np.arange(len(CLASSES)) < 5, 0, 1)  # these queries have no positive
+    ranks = [np.where(p > 0.5, 1, 3) * alone for p in (precision, better)]
+    a = saved(tmp_path / "first", precision * alone, best_rank=ranks[0])
+    b = saved(tmp_path / "second", better * alone, best_rank=ranks[1])
+    command = [sys.executable, "-m", "dml.compare", str(a), str(b), "--draws", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(CLASSES) - 5} queries of 60 classes" in done.stdout
+    out = b / "compared_with_first"
+    content = json.loads((out / "comparison.json").read_text())["figures"]["map@r"]
+    assert content["b"] - content["a"] == pytest.approx(content["classes"]["estimate"])
+    assert content["a"] == pytest.approx(precision[5:].mean())
+    assert content["classes"]["low"] > 0.05
+    assert content["classes"]["p"] == pytest.approx(2 / 501)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "comparison.json",
+        "difference_map_r.png",
+        "difference_recall_1.png",
+    ]
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    precision = np.linspace(0, 1, len(CLASSES))
+    a = saved(tmp_path / "a", precision)
+    b = saved(tmp_path / "b", precision, paths=np.array([f"other/{i}" for i in range(len(CLASSES))]))
+    with pytest.raises(UserError, match="were tested on different queries"):
+        paired(a, b)
+    c = saved(tmp_path / "c", precision, best_rank=np.zeros(len(CLASSES), int))
+    with pytest.raises(UserError, match="among different galleries"):
+        paired(a, c)
+    with pytest.raises(UserError, match=r"there is no .*nowhere/queries\.npz"):
+        paired(a, tmp_path / "nowhere")
+    (a / "queries.npz").write_bytes(b"PK\x03")
+    with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
+        paired(a, b)
+    with pytest.raises(UserError, match="--draws=3"):
+        compare(b, b, tmp_path / "out", draws=3)
+    with pytest.raises(UserError, match="one class"):
+        over_classes(precision, precision, np.zeros(len(CLASSES)))
