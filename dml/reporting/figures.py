@@ -53,7 +53,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     seen = " and training" if "seen/recall@1" in lines else ""
     recall.set(xlabel="step", ylabel=f"Recall@1 on {watched}{seen} classes")
     for axes, corner in ((loss, "upper right"), (recall, "lower right")):
-        axes.legend(frameon=False, fontsize=8, loc=corner)
+        if axes.lines:  # a training shorter than trainer.log_every has no losses
+            axes.legend(frameon=False, fontsize=8, loc=corner)
         axes.grid(alpha=0.3)
     return figure
 

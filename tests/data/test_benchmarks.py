@@ -23,8 +23,10 @@ from dml.data.records import Records
 from dml.data.sop import sop
 from dml.data.vehicleid import vehicleid
 from dml.errors import UserError
+from dml.train import run
 from tests.miniatures import MAKERS, annotation, picture, text
 
+Configure = Callable[..., DictConfig]
 READERS: dict[str, Callable[..., Records]] = {
     "cub200": cub200,
     "cars196": cars196,
@@ -312,6 +314,21 @@ def test_a_configuration_builds_on_the_miniature(
     assert (parts.split.gallery is not None) == (name in ("inshop", "market1501"))
     rows = parts.data.eval_rows
     assert len(rows) == len(set(rows.tolist())) == sum(len(b["label"]) for b in parts.data.eval_dataloader(rows))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_abe_trains_on_cars(configure: Configure, tmp_path: Path) -> None:
+    MAKERS["cars196"](tmp_path / "data" / "cars196")
+    options = ["dataset=cars196", "method=abe", f"paths.data_dir={tmp_path / 'data'}", "dataset.strict=false"]
+    small = ["backbone=small", "image_size=32", "head.dim=16", "sampler.batch_size=8", "trainer.max_steps=2"]
+    more = ["dataset.cache=disk", "trainer.num_workers=0", "trainer.accelerator=cpu", "protocol.every=2"]
+    figures = run(configure(*options, *small, *more), options)
+    assert figures["run/steps"] == 2
+    assert (figures["data/train/classes"], figures["data/test/classes"]) == (4, 4)
+    with pytest.raises(UserError, match=r"there is neither car_ims/ .* python -m dml\.data\.prepare dataset=cars196"):
+        run(
+            configure(*options, *small, f"paths.data_dir={tmp_path}", f"paths.output_dir={tmp_path / 'other'}"), options
+        )
 
 
 @pytest.mark.data
