@@ -23,14 +23,14 @@ from dml.command import stop
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
-from dml.folder import flat
-from dml.report import REPEATS, Run, leaves
+from dml.report import REPEATS, Run, configuration, leaves
 from dml.reporting import figures
 from dml.reporting.scores import EMBEDDINGS, read
 
 FIGURES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R"}
 KINDS = ("separated", "concatenated")
 LEVEL = 0.95
+MOST = 1000  # collections, of which so many are drawn where there are more
 
 Model = tuple[int, int]  # fold, repeat
 
@@ -91,8 +91,7 @@ def together(folders: Sequence[Path]) -> list[Together]:
     groups: dict[str, list[Run]] = {}
     for run in leaves(folders):
         if "fold" in run.config.protocol:
-            options = {k: v for k, v in flat(run.config, run.config.runtime).items() if k not in REPEATS}
-            groups.setdefault(json.dumps(options, sort_keys=True, default=str), []).append(run)
+            groups.setdefault(configuration(run), []).append(run)
     if not groups:
         raise UserError(f"no finished training of protocol=mlrc lies below {', '.join(map(str, folders))}.")
     return [_of_one(runs) for runs in groups.values()]
@@ -107,6 +106,7 @@ def _of_one(runs: Sequence[Run]) -> Together:
                 f"{models[at].folder} and {run.folder} are both fold {at[0]}, repetition {at[1]}: name one of them."
             )
         models[at] = run
+    _check_seeds(models)
     folds = int(runs[0].config.protocol.folds)
     lacking = sorted(set(range(folds)) - {fold for fold, _ in models})
     if lacking:
@@ -118,6 +118,20 @@ def _of_one(runs: Sequence[Run]) -> Together:
     test = {at: _embeddings(run.folder) for at, run in models.items()}
     _check_same(models, test)
     return Together(label, folds, models, test[next(iter(test))]["embeddings"].shape[1], _collections(folds, test))
+
+
+def _check_seeds(models: Mapping[Model, Run]) -> None:
+    """Repetitions are independent where their seeds differ. Raises UserError where they do not."""
+    of_seed: dict[int, int] = {}
+    for (_, repeat), run in models.items():
+        if of_seed.setdefault(int(run.config.seed), repeat) != repeat:
+            raise UserError(
+                f"repetition {repeat} in {run.folder} has the seed of repetition {of_seed[int(run.config.seed)]}: it "
+                "repeats nothing. Leave one of them out."
+            )
+    if len(of_seed) > len({repeat for _, repeat in models}):
+        folders = next(iter(models.values())).folder.parent
+        raise UserError(f"trainings of one repetition in {folders} have different seeds: aggregate each seed alone.")
 
 
 def _embeddings(folder: Path) -> dict[str, np.ndarray]:
@@ -142,7 +156,14 @@ def _collections(
     folds: int, test: Mapping[Model, Mapping[str, np.ndarray]]
 ) -> dict[tuple[Model, ...], dict[str, float]]:
     alone = {at: _figures([of]) for at, of in test.items()}
-    choices = list(product(*([at for at in sorted(test) if at[0] == fold] for fold in range(folds))))
+    of_fold = [[at for at in sorted(test) if at[0] == fold] for fold in range(folds)]
+    count = math.prod(len(models) for models in of_fold)
+    if count <= MOST:
+        choices = list(product(*of_fold))
+    else:
+        rng, apart = np.random.default_rng(0), [c for c in zip(*of_fold, strict=False) if len({r for _, r in c}) == 1]
+        drawn = {tuple(models[i] for models, i in zip(of_fold, at, strict=True)) for at in _draws(rng, of_fold)}
+        choices = sorted(drawn | set(apart))
     result = {}
     for chosen in tqdm(choices, desc="collections", delay=1, leave=False):
         beside = _figures([test[at] for at in chosen])
@@ -150,6 +171,10 @@ def _collections(
             f"separated/{name}": statistics.fmean(alone[at][name] for at in chosen) for name in FIGURES
         } | {f"concatenated/{name}": beside[name] for name in FIGURES}
     return result
+
+
+def _draws(rng: np.random.Generator, of_fold: Sequence[Sequence[Model]]) -> np.ndarray:
+    return np.stack([rng.integers(len(models), size=MOST) for models in of_fold], axis=1)
 
 
 def _figures(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
@@ -192,7 +217,7 @@ def write_aggregate(folders: Sequence[Path]) -> dict[str, float]:
     picture = folders[0] / "figures" / "collections.png"
     try:
         picture.parent.mkdir(exist_ok=True)
-        figures.collections({one.label: _points(one.collections, one.independent) for one in found}).savefig(picture)
+        figures.collections([(one.label, _points(one.collections, one.independent)) for one in found]).savefig(picture)
         replace_file(folders[0] / "mlrc.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error

@@ -59,7 +59,7 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
     write_summary([folder.path])
-    if "fold" in config.protocol:
+    if "fold" in config.protocol and config.protocol.fold is None:
         metrics |= write_aggregate([folder.path])
     replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics

@@ -125,6 +125,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         UserError: as `paired`, too few draws, or a folder that cannot be written.
     """
     whole_number("--draws", draws, 100)
+    whole_number("--seed", seed, 0)
     one, other = paired(a, b)
     found, content = {}, {}
     table = Table(

@@ -28,6 +28,8 @@ EXECUTION = (
     "trainer.strategy",
     "trainer.num_workers",
     "dataset.cache",
+    "protocol.repeats",  # how many there are changes none of them
+    "protocol.splits",
     "download",
     "trainer.log_every",
     "trainer.checkpoint_every",
@@ -78,6 +80,8 @@ class RunFolder:
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Makes the folder of one training. Raises as `name`."""
         self.name(config, overrides)
+        if not self.last.exists():
+            (self.path / "metrics.json").unlink(missing_ok=True)  # of a training that was given up
         for part in ("checkpoints", "figures"):
             (self.path / part).mkdir(exist_ok=True)
 

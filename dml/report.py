@@ -116,14 +116,23 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     """Runs of one configuration together; the label is what was typed and is not common to all rows."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        options = {name: value for name, value in flat(run.config, run.config.runtime).items() if name not in REPEATS}
-        groups.setdefault(json.dumps(options, sort_keys=True, default=str), []).append(run)
+        groups.setdefault(configuration(run), []).append(run)
     if len(groups) == 1:
         return [Row(_method(runs[0]), list(runs))]
     typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
     common = set(typed[0]).intersection(*typed)
     labels = [" ".join(o for o in options if o not in common) or "the rest by default" for options in typed]
     return [Row(label, group) for label, group in zip(labels, groups.values(), strict=True)]
+
+
+def configuration(run: Run) -> str:
+    """The same of runs that differ in their repetition alone, which may have other numbers of training classes."""
+    options = {}
+    for name, value in flat(run.config, run.config.runtime).items():
+        counted = name.startswith(("method.", "loss.")) and value == run.config.runtime.train_classes
+        if name not in REPEATS and not (counted and name.endswith("classes")):
+            options[name] = value
+    return json.dumps(options, sort_keys=True, default=str)
 
 
 def _method(run: Run) -> str:

@@ -219,10 +219,11 @@ class Course(Callback):
         if evaluated:
             figures, table = self._evaluate(trainer, self.watched)
             name = f"{self.watched}/{self.parts.protocol.criterion}"
-            if figures[name] > self.state["best"].get(name, -1.0):
+            # One rank decides for all: on other processors the last bit of a figure may be another.
+            if trainer.strategy.broadcast(figures[name] > self.state["best"].get(name, -1.0)):
                 self.state |= {"best": figures, "best_step": step}
                 trainer.save_checkpoint(self.best, weights_only=False)
-            if not last and self._out_of_patience(step):
+            if not last and self._out_of_patience(step):  # of the steps alone, which all ranks have in common
                 log.info("stopped at step %d: the best on %s was step %d", step, self.watched, self.state["best_step"])
                 last, self.last_step, trainer.should_stop = True, step, True
             if last and self.watched == "test" and self.parts.protocol.select == "last":

@@ -27,14 +27,15 @@ LABELS = np.repeat(np.arange(6), 7)
 def made(configure: Configure, tmp_path: Path) -> Path:
     """Twelve run folders with embeddings of noise around a point a class, more noise in later folds."""
     root = tmp_path / "made"
+    base = configure(*TINY, "protocol=mlrc", "method=gsp", "loss=proxy_nca", "protocol.fold=0", "protocol.repeat=0")
     for fold, repeat in itertools.product(range(4), range(3)):
         folder = root / f"{fold}.{repeat}"
         folder.mkdir(parents=True)
-        config = configure(
-            *TINY, "protocol=mlrc", "protocol.repeats=3", f"protocol.fold={fold}", f"protocol.repeat={repeat}"
-        )
-        config.runtime.update(train_classes=1, embedding_dim=1)
-        config.seed += repeat
+        config = base.copy()
+        # Folds of Cars196 train on 74 or 73 classes, which the method and the loss know.
+        config.runtime.update(train_classes=74 - fold % 2, embedding_dim=1)
+        config.protocol.update(fold=fold, repeat=repeat, repeats=3 if repeat else 1)
+        config.seed = repeat
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
         (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([f"protocol.fold={fold}", "lr=0.1"]))
         (folder / "metrics.json").write_text("{}")
@@ -135,6 +136,21 @@ def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "an interval takes several" in " ".join(capsys.readouterr().out.split())
     assert "mlrc/separated/map@r/std" not in figures
     assert not any(math.isnan(value) for value in figures.values())
+
+
+def test_repetitions_that_repeat_nothing(made: Path) -> None:
+    for fold in range(4):
+        path = made / f"{fold}.2" / "config.yaml"
+        path.write_text(path.read_text().replace("seed: 2\n", "seed: 1\n"))
+    with pytest.raises(UserError, match="repetition 2 in .* has the seed of repetition 1: it repeats nothing"):
+        together([made])
+
+
+def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.aggregate.MOST", 20)
+    (one,) = together([made])
+    assert 10 < len(one.collections) <= 23
+    assert len(one.independent) == 3
 
 
 def test_mistakes(made: Path, tmp_path: Path) -> None:

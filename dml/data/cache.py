@@ -25,6 +25,7 @@ from dml.data.transforms import Transform
 from dml.errors import UserError
 
 PLACE = np.dtype([("at", "<i8"), ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])
+DAMAGED = "The image cache {} is damaged: delete it, and it is made again."
 CHUNK = 256  # images between two entries in the journal
 
 
@@ -40,11 +41,14 @@ class ImageCache:
     """
 
     def __init__(self, folder: Path, rows: np.ndarray) -> None:
-        places = np.load(folder / "places.npy")
-        self._pixels = np.memmap(folder / "pixels", np.uint8, "r")
-        end = int((places["offset"] + 3 * places["height"].astype(np.int64) * places["width"]).max())
+        try:
+            places = np.load(folder / "places.npy")
+            self._pixels = np.memmap(folder / "pixels", np.uint8, "r")
+            end = int(_end(places).max())
+        except (OSError, ValueError, EOFError, IndexError):
+            raise UserError(DAMAGED.format(folder)) from None
         if len(places) != len(rows) or len(self._pixels) < end:
-            raise UserError(f"The image cache {folder} is damaged: delete it, and it is made again.")
+            raise UserError(DAMAGED.format(folder))
         self._place = dict(zip(rows.tolist(), places, strict=True))
 
     def __contains__(self, row: int) -> bool:
@@ -111,7 +115,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
     """Pixels are on the disk before the journal says where: what it says holds after any end."""
     kept = _journal(folder / "journal")
-    end = 0 if not len(kept) else int(kept["offset"][-1] + 3 * int(kept["height"][-1]) * int(kept["width"][-1]))
+    end = 0 if not len(kept) else int(_end(kept)[-1])
     todo = np.setdiff1d(np.arange(len(rows)), kept["at"])
 
     def prepared(at: int) -> np.ndarray:
@@ -138,14 +142,25 @@ def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform
             os.fsync(pixels.fileno())
             journal.write(places.tobytes())
             journal.flush()
+            os.fsync(journal.fileno())
     places = np.sort(_journal(folder / "journal"), order="at")
     beside = folder / ".places.npy"
-    np.save(beside, places)
+    with beside.open("wb") as file:
+        np.save(file, places)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, folder / "places.npy")
     (folder / "journal").unlink()
 
 
 def _journal(path: Path) -> np.ndarray:
-    """Where pixels lie, as far as whole entries say; in the order of writing."""
+    """Where pixels lie, in the order of writing; as far as entries are whole and follow one another."""
     content = path.read_bytes() if path.exists() else b""
-    return np.frombuffer(content[: len(content) // PLACE.itemsize * PLACE.itemsize], PLACE)
+    places = np.frombuffer(content[: len(content) // PLACE.itemsize * PLACE.itemsize], PLACE)
+    follows = (places["height"] > 0) & (places["offset"] == np.concatenate([[0], _end(places)[:-1]]))
+    return places if follows.all() else places[: int(follows.argmin())]
+
+
+def _end(places: np.ndarray) -> np.ndarray:
+    """The offset behind each picture."""
+    return places["offset"] + 3 * places["height"].astype(np.int64) * places["width"]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.io import savemat
 
-from dml.data.official import Item, how_to_get, parquet, records
+from dml.data.official import Item, how_to_get, of_part, parquet, records, write_anew
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -67,7 +67,8 @@ def arrange(folder: Path) -> None:
         (folder / "devkit").mkdir(exist_ok=True)
         path.rename(folder / "devkit" / name)
     for name in PARTS:
-        places = sorted(folder.rglob(name), key=lambda path: len(path.parts))
+        places = [path for path in folder.rglob(name) if path.is_dir() and any(path.glob("*.jpg"))]
+        places.sort(key=lambda path: len(path.parts))
         if places and places[-1] != folder / name:  # the innermost one has the images
             places[-1].rename(folder / ".images")
             if (folder / name).exists():
@@ -78,7 +79,7 @@ def arrange(folder: Path) -> None:
     tables = sorted(folder.rglob("*.parquet"))
     for images in PARTS if tables else ():
         part = images.removeprefix("cars_")
-        _from_parquet([path for path in tables if path.name.startswith(part)], folder, images)
+        _from_parquet([path for path in tables if of_part(path.relative_to(folder), part)], folder, images)
 
 
 def _from_classes(source: Path, folder: Path) -> None:
@@ -87,7 +88,7 @@ def _from_classes(source: Path, folder: Path) -> None:
         part = images.removeprefix("cars_")
         path = source / f"anno_{part}.csv"
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
             try:
                 fname, *numbers = line.split(",")
                 x1, y1, x2, y2, number = (int(n) for n in numbers)
@@ -108,12 +109,13 @@ def _from_parquet(tables: list[Path], folder: Path, images: str) -> None:
     for table in tables:
         for image, label in parquet(table, ("image", "label")):
             rows.append((int(label) + 1, f"{len(rows) + 1:05}.jpg"))
-            (folder / images / rows[-1][1]).write_bytes(image["bytes"])
+            write_anew(folder / images / rows[-1][1], image)
     _write_annotation(folder / "devkit" / PARTS[images], rows, ("class", "fname"))
 
 
 def _write_annotation(path: Path, rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> None:
     path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)  # it may be one file with the user's
     savemat(path, {"annotations": np.array(rows, dtype=[(name, object) for name in names])})
 
 
@@ -162,7 +164,7 @@ def _item(row: dict[str, Any], path: Path, before: str, crop: str) -> Item:
         x1, y1, x2, y2 = (
             (float(row[f"bbox_{corner}"]) for corner in ("x1", "y1", "x2", "y2")) if crop == "box" else [0] * 4
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"{path} has a row for {name} without a class or a box ({error}): the file is damaged"
         ) from None

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
 from dml.errors import UserError
+from dml.files import replace_file
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds after the first attempt, doubled each time
@@ -55,6 +57,8 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
                 reason: Exception = error
             except (OSError, http.client.HTTPException, _BrokeOff) as error:
                 reason = error
+            except ValueError as error:
+                raise UserError(f"{url} is no address that can be fetched ({error}).") from None
         else:
             kept = f" {part.stat().st_size} bytes are kept, and the next start goes on." if part.exists() else ""
             raise UserError(f"{url} cannot be fetched ({reason}).{kept}") from None
@@ -73,15 +77,23 @@ def _note(part: Path) -> Path:
     return part.with_name(f"{part.name}.json")
 
 
+def _said(part: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(_note(part).read_text())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 def _take_on(url: str, part: Path) -> None:
     """Fetches what is lacking of the file, or all of it where the server cannot go on."""
     have = part.stat().st_size if part.exists() else 0
-    note = json.loads(_note(part).read_text()) if have and _note(part).exists() else {}
+    note = _said(part) if have else {}
     headers = {"User-Agent": "dml", "Accept-Encoding": "identity"}
     if have and note.get("url") == url and note.get("is"):
         headers |= {"Range": f"bytes={have}-", "If-Range": note["is"]}
     try:
-        answer = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
+        answer = urlopen(Request(quote(url, safe="%/:?&=#+,;@~!$'()*[]"), headers=headers), timeout=TIMEOUT)
     except HTTPError as error:
         if error.code != 416:  # there is nothing after what we have
             raise
@@ -94,13 +106,17 @@ def _take_on(url: str, part: Path) -> None:
         if "text/html" in answer.headers.get("Content-Type", ""):
             raise UserError(f"{url} gives a web page and no file: it wants a login, or is dead.")
         goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+        if answer.status == 206 and not goes_on:
+            part.unlink(missing_ok=True)
+            raise _BrokeOff("the server gave another part than was asked for")
         length = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
         size = None if length is None else length + (have if goes_on else 0)
         if not goes_on:
             mark = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
             if mark.startswith("W/"):  # of a weak one servers must not go on
                 mark = ""
-            _note(part).write_text(json.dumps({"url": url, "is": mark, "size": size}))
+            part.unlink(missing_ok=True)  # before what is said of another file
+            replace_file(_note(part), json.dumps({"url": url, "is": mark, "size": size}))
         _copy(answer, part, have if goes_on else 0, size)
 
 

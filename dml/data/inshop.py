@@ -15,6 +15,21 @@ PUBLISHED = {"train": [(3997, 25882)], "query": [(3985, 14218)], "gallery": [(39
 LIST = "list_eval_partition.txt"
 
 
+def arrange(folder: Path) -> None:
+    """The images of `Img/` beside `Eval/`, wherever they were unpacked.
+
+    Args:
+        folder: where the sources were unpacked.
+    """
+    for images in ("img", "img_highres"):
+        places = [path for path in sorted(folder.rglob(images)) if path.is_dir()]
+        lists = sorted(folder.rglob(LIST))
+        if len(places) == 1 and lists:
+            root = lists[0].parent.parent if lists[0].parent.name == "Eval" else lists[0].parent
+            if places[0] != root / images:
+                places[0].rename(root / images)
+
+
 def inshop(
     root: str, images: Literal["img", "img_highres"] = "img", strict: bool = True, unreadable: str = "stop"
 ) -> Records:

@@ -113,7 +113,7 @@ def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[li
         UserError: no such file, no UTF-8 text, or a line with fewer columns, by its number.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no {path}: {how_to_get(dataset)}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -131,7 +131,7 @@ def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[li
 
 
 def parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a Parquet file; an image is a dict with its `bytes`, as Hugging Face's datasets have it.
+    """The rows of a Parquet file; `image` is its bytes, which Hugging Face's datasets have in a dict.
 
     Raises:
         UserError: a damaged file or one without these columns, or pyarrow is not installed.
@@ -148,9 +148,25 @@ def parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
                 names = ", ".join(file.schema_arrow.names)
                 raise UserError(f"{path.name} has the columns {names}, and not {', '.join(sorted(lacking))}.")
             for batch in file.iter_batches(64, columns=list(columns)):
-                yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+                for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
+                    values = tuple(value.get("bytes") if isinstance(value, dict) else value for value in row)
+                    if None in values or not isinstance(values[columns.index("image")], bytes):
+                        raise UserError(f"{path.name} has a row without an image, or without what it is of.")
+                    yield values
     except (ArrowException, OSError) as error:
         raise UserError(f"{path.name} is cut short or damaged ({error}): fetch it again.") from None
+
+
+def of_part(path: Path, part: str) -> bool:
+    """Whether a table is of `train` or `test`, by its name or that of a folder it lies in."""
+    return any(name.startswith(part) for name in path.parts)
+
+
+def write_anew(path: Path, content: bytes) -> None:
+    """Never into a file that is there: it may be one with the user's own, of which it is a hard link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
 
 
 def whole(text: str, what: str, path: Path) -> int:
@@ -172,7 +188,7 @@ def _files(root: Path, folders: Iterable[str]) -> set[str]:
     """Image files below some folders, relative to the root; hidden ones (`._` of macOS) are passed over."""
     found = set()
     for folder in folders:
-        for at, inner, names in os.walk(root / folder):
+        for at, inner, names in os.walk(root / folder, followlinks=True):
             inner[:] = [name for name in inner if not name.startswith(".")]
             relative = Path(at).relative_to(root).as_posix()
             found |= {f"{relative}/{name}" for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)}

@@ -19,7 +19,7 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import unquote, urlparse
@@ -40,9 +40,16 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.files import replace_file
 
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tbz2", ".txz")
+OTHERS = (*ARCHIVES, ".gz", ".bz2", ".xz", ".7z", ".rar")
+LITTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
 DEPTH = 5  # folders in folders that a re-packaging may add
 SPARE = 10**9  # bytes that unpacking leaves free
 MOST = 5_000_000  # entries of an archive
+
+
+class Damaged(UserError):
+    """An archive that is cut short or none."""
 
 
 def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
@@ -56,22 +63,26 @@ def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
         UserError: a data set that cannot be fetched, sources that do not fit it, or a folder that holds something else.
             Nothing is left where the data set was to be, and downloads are kept.
     """
-    if config.download is None:
-        raise UserError(
-            f"dataset {config.dataset.get('name', '')} has no layout of its own: there is nothing to prepare."
-        )
-    root = Path(config.dataset.root)
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        return _found(config, root)
+    if config.download is None or config.dataset.root is None:
+        raise UserError("this data set has no layout of its own to prepare: give dataset=NAME, as dataset=cub200.")
+    root = Path(config.dataset.root).resolve()
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        if _holds_something(root):
+            return _found(config, root)
+        if root.is_mount():
+            raise UserError(f"{root} is a mount point, which cannot be put in place whole: name a folder below it.")
         with (root.parent / f".{root.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if root.is_dir() and any(root.iterdir()):  # made meanwhile
+            if _holds_something(root):  # made meanwhile
                 return _found(config, root)
             return _make(config, root, sources)
     except OSError as error:
         raise UserError(f"{error.filename or root} cannot be written or read ({error.strerror}).") from error
+
+
+def _holds_something(root: Path) -> bool:
+    return root.exists() and (not root.is_dir() or any(root.iterdir()))
 
 
 def _found(config: DictConfig, root: Path) -> Path:
@@ -82,7 +93,7 @@ def _found(config: DictConfig, root: Path) -> Path:
         raise UserError(
             f"{root} is there already, but: {error}. Remove it, or name another with dataset.root."
         ) from None
-    if not (root / "dataset.json").exists():
+    if not (root / "dataset.json").exists() and os.access(root, os.W_OK):
         _write_card(config, root, records, [])
     print(f"{root} is complete: {_counts(records)}.")
     return root
@@ -95,7 +106,12 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
     staging.mkdir()
     try:
         for path in files:
-            _take(path, staging)
+            try:
+                _take(path, staging)
+            except Damaged:
+                if downloads in path.parents:
+                    path.unlink()  # so that the next start fetches it anew
+                raise
         place = _arranged(config, staging)
         moved = config.copy()
         OmegaConf.update(moved, "dataset.root", str(place))
@@ -116,14 +132,23 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
 
 def _given(source: str, downloads: Path) -> list[Path]:
     if "://" in source:
-        downloads.mkdir(exist_ok=True)
-        path = downloads / (Path(unquote(urlparse(source).path)).name or "download")
-        fetch(source, path)
-        return [path]
+        return [_download(source, downloads)]
     path = Path(source).expanduser()
     if not path.exists():
         raise UserError(f"source={source} is neither a file, a folder nor a URL.")
     return [path]
+
+
+def _download(url: str, downloads: Path, name: str | None = None, md5: str | None = None) -> Path:
+    """Each URL has a folder of its own: mirrors give files of one name."""
+    try:
+        name = name or Path(unquote(urlparse(url).path)).name or "download"
+    except ValueError as error:
+        raise UserError(f"source={url} is no URL ({error}).") from None
+    path = downloads / hashlib.sha256(url.encode()).hexdigest()[:8] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetch(url, path, md5=md5)
+    return path
 
 
 def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
@@ -136,19 +161,17 @@ def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
     by_hand = f"{' '.join(config.download.by_hand.split())} {then}"
     if not config.download.files:
         raise UserError(f"no public mirror gives this data set without asking. {by_hand}")
-    downloads.mkdir(exist_ok=True)
     paths = []
     for file in config.download.files:
-        path, said = downloads / file.name, []
+        said = []
         for mirror in file.mirrors:
             try:
-                fetch(mirror, path, md5=file.get("md5"))
+                paths.append(_download(mirror, downloads, file.name, file.get("md5")))
                 break
             except UserError as error:
                 said.append(str(error))
         else:
             raise UserError(f"{' '.join(said)} By hand: {by_hand}")
-        paths.append(path)
     return paths
 
 
@@ -159,79 +182,115 @@ def _choice() -> str:
 
 
 def _take(path: Path, staging: Path) -> None:
-    """An archive's content, a folder's, or the file itself, into the staging folder."""
+    """An archive's content, a folder's with that of archives in it, or the file itself, into the staging folder."""
     if path.is_dir():
         for inner in sorted(path.iterdir()):
+            if _litter(inner.name):
+                continue
             if inner.is_dir():
-                shutil.copytree(inner, staging / inner.name, copy_function=_link, dirs_exist_ok=True)
-            else:
+                (staging / inner.name).mkdir(exist_ok=True)
+                _take(inner, staging / inner.name)
+            elif inner.name.lower().endswith(OTHERS):
                 _take(inner, staging)
+            else:
+                _link(inner, staging / inner.name)
         return
     with path.open("rb") as file:
         start = file.read(512)
     if b"<html" in start.lower() or b"<!doctype html" in start.lower():
-        raise UserError(f"{path} is a web page and no archive: its address wants a login, or is dead.")
-    broken = f"{path} is cut short or damaged: fetch it again"
+        raise Damaged(f"{path} is a web page and no archive: its address wants a login, or is dead.")
     try:
-        if start.startswith(b"PK"):
+        if start.startswith((b"PK\3\4", b"PK\5\6")):
             with zipfile.ZipFile(path) as archive:
                 _unzip(archive, path, staging)
-        elif tarfile.is_tarfile(path):
+        elif path.name.lower().endswith(OTHERS) or tarfile.is_tarfile(path):
+            if not tarfile.is_tarfile(path):
+                raise Damaged(f"{path} is neither a zip nor a tar archive, or is cut short: fetch it again.")
             with tarfile.open(path) as archive:
                 _untar(archive, path, staging)
-        elif path.name.lower().endswith((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")):
-            raise UserError(f"{path} is neither a zip nor a tar archive, or is cut short: fetch it again.")
         else:
             _link(path, staging / path.name)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, NotImplementedError, ValueError) as error:
-        raise UserError(f"{broken} ({error}).") from None
-    except Exception as error:  # zlib.error, lzma.LZMAError, gzip's OSError: whatever damaged bytes lead to
-        if isinstance(error, UserError) or (isinstance(error, OSError) and error.errno):
+    except UserError:
+        raise
+    except Exception as error:  # zipfile's, tarfile's, zlib's, lzma's: whatever damaged bytes lead to
+        if isinstance(error, OSError) and error.errno:
             raise
-        raise UserError(f"{broken} ({error}).") from None
+        raise Damaged(f"{path} is cut short or damaged: fetch it again ({error}).") from None
 
 
-def _link(path: Any, to: Any) -> None:
+def _litter(name: str) -> bool:
+    """What operating systems leave."""
+    parts = PurePosixPath(name).parts
+    return any(part in LITTER or part.startswith("._") for part in parts)
+
+
+def _link(path: Path, to: Path) -> None:
     """A file of the user's stays where it is; without a copy where the file system can."""
+    if os.path.lexists(to):
+        raise UserError(f"two sources hold {to.name}: name one of them.")
+    whole = os.path.realpath(path)
     try:
-        os.link(path, to)
+        os.link(whole, to)
     except OSError:
-        shutil.copyfile(path, to)
+        shutil.copyfile(whole, to)
 
 
 def _unzip(archive: zipfile.ZipFile, path: Path, staging: Path) -> None:
-    entries = archive.infolist()
-    _check_sizes(path, (entry.file_size for entry in entries), staging)
-    for entry in tqdm(entries, desc=f"unpacking {path.name}", delay=1, leave=False):
+    room = _Room(path, staging)
+    for entry in tqdm(archive.infolist(), desc=f"unpacking {path.name}", delay=1, leave=False):
         if stat.S_ISLNK(entry.external_attr >> 16):
             raise UserError(f"{path} holds a link ({entry.filename}), which no data set needs: fetch it elsewhere.")
         if entry.flag_bits & 1:
             raise UserError(f"{path} is encrypted: unpack it with its password, and give the folder as source.")
         target = _target(path, entry.filename, staging)
+        if _litter(entry.filename):
+            continue
         if entry.is_dir():
             target.mkdir(parents=True, exist_ok=True)
-        else:
-            with archive.open(entry) as content:
-                _write(path, entry.filename, content, target)
+            continue
+        room.take(entry.file_size)
+        with archive.open(entry) as content:
+            _write(path, entry.filename, content, target)
 
 
 def _untar(archive: tarfile.TarFile, path: Path, staging: Path) -> None:
-    sizes: list[int] = []
+    room = _Room(path, staging)
     for entry in tqdm(archive, desc=f"unpacking {path.name}", delay=1, leave=False):
-        sizes.append(entry.size)
-        if len(sizes) % 1000 == 1 or entry.size > SPARE:
-            _check_sizes(path, sizes[-1000:], staging)
         if not entry.isfile() and not entry.isdir():
             raise UserError(
                 f"{path} holds a link or a device ({entry.name}), which no data set needs: fetch it elsewhere."
             )
         target = _target(path, entry.name, staging)
+        if _litter(entry.name):
+            continue
         if entry.isdir():
             target.mkdir(parents=True, exist_ok=True)
-        else:
-            content = archive.extractfile(entry)
-            assert content is not None
-            _write(path, entry.name, content, target)
+            continue
+        room.take(entry.size)
+        content = archive.extractfile(entry)
+        assert content is not None
+        _write(path, entry.name, content, target)
+
+
+class _Room:
+    """What the disk has for an archive, whose few bytes may claim any size."""
+
+    def __init__(self, path: Path, staging: Path) -> None:
+        self.path, self.place = path, staging.parent
+        self.free = shutil.disk_usage(staging).free - SPARE
+        self.size = self.entries = 0
+
+    def take(self, size: int) -> None:
+        """Raises UserError where an entry of this size is too much."""
+        self.size += size
+        self.entries += 1
+        if self.size > self.free:
+            raise UserError(
+                f"{self.path} unpacks to {self.size / 1e9:.1f} GB and more, and {self.place} has "
+                f"{max(0, self.free) / 1e9:.1f} GB to spare."
+            )
+        if self.entries > MOST:
+            raise UserError(f"{self.path} holds more than {MOST} files, more than any of these data sets.")
 
 
 def _target(path: Path, name: str, staging: Path) -> Path:
@@ -244,22 +303,10 @@ def _target(path: Path, name: str, staging: Path) -> Path:
 
 def _write(path: Path, name: str, content: IO[bytes], target: Path) -> None:
     if target.exists():
-        raise UserError(f"{path} holds {name!r} more than once: fetch it elsewhere.")
+        raise UserError(f"{path} holds {name!r}, which is there already, from it or from another source.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
         shutil.copyfileobj(content, file, 2**20)
-
-
-def _check_sizes(path: Path, sizes: Iterable[int], staging: Path) -> None:
-    """Raises UserError for more than the disk has room for (an archive's few bytes may claim any size)."""
-    sizes = list(sizes)
-    total, free = sum(sizes), shutil.disk_usage(staging).free - SPARE
-    if total > free:
-        raise UserError(
-            f"{path} unpacks to {total / 1e9:.1f} GB, and {staging.parent} has {max(0, free) / 1e9:.1f} GB to spare."
-        )
-    if len(sizes) > MOST:
-        raise UserError(f"{path} holds {len(sizes)} files, more than any of these data sets.")
 
 
 def _arranged(config: DictConfig, staging: Path) -> Path:

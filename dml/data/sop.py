@@ -5,7 +5,7 @@
 
 from pathlib import Path, PurePosixPath
 
-from dml.data.official import Item, lines, parquet, records
+from dml.data.official import Item, lines, of_part, parquet, records, write_anew
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -45,12 +45,11 @@ def arrange(folder: Path) -> None:
     tables = sorted(folder.rglob("*.parquet"))
     for role, name in LISTS.items() if tables else ():
         rows = ["image_id class_id super_class_id path"]
-        for table in (path for path in tables if path.name.startswith(role)):
+        for table in (path for path in tables if of_part(path.relative_to(folder), role)):
             for image, label, kind, path in parquet(table, ("image", "class_id", "super_class_id", "path")):
                 relative = PurePosixPath(path)
                 if relative.is_absolute() or ".." in relative.parts:
                     raise UserError(f"{table.name} has an image at {path!r}, which leads out of its folder")
-                (folder / relative).parent.mkdir(parents=True, exist_ok=True)
-                (folder / relative).write_bytes(image["bytes"])
+                write_anew(folder / relative, image)
                 rows.append(f"{len(rows)} {label} {kind} {path}")
-        (folder / name).write_text("\n".join(rows) + "\n")
+        write_anew(folder / name, ("\n".join(rows) + "\n").encode())

@@ -11,6 +11,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
+from dml.errors import UserError
+
 # ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
 MEAN_COLOUR = (124, 116, 104)
 
@@ -111,4 +113,9 @@ _BILINEAR = v2.InterpolationMode.BILINEAR
 
 
 def _before(size: int, sides: tuple[int, int]) -> int:
+    """Raises UserError for sides that leave no crop."""
+    if len(sides) != 2 or not sides[0] >= sides[1] > 0:
+        raise UserError(
+            f"transform sides={list(sides)}: a crop of the second is cut from images of the first; give two."
+        )
     return round(size * sides[0] / sides[1])

@@ -113,6 +113,12 @@ class Conventional:
             return _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
         return whole
 
+    def _with_its_criterion(self, split: Split) -> Split:
+        """Raises UserError where the test has no MAP@R to compare checkpoints by."""
+        if self.criterion == "map@r" and split.watched == "test":
+            raise UserError("protocol.criterion=map@r is no figure of this protocol's test: choose recall@1.")
+        return split
+
     def interval(self, steps_per_epoch: int) -> int:
         """Steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
@@ -179,12 +185,10 @@ class AcrossCameras(Conventional):
 
     def split(self, records: Records) -> Split:
         """Raises UserError for a data set without cameras or without a gallery of its own."""
-        if self.criterion == "map@r":
-            raise UserError("protocol.criterion=map@r is no figure of this protocol: choose recall@1.")
         if records.cameras is None or records.gallery_rows is None:
             lacks = "cameras" if records.cameras is None else "gallery apart from its queries"
             raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
-        return replace(super().split(records), cameras=records.cameras)
+        return self._with_its_criterion(replace(super().split(records), cameras=records.cameras))
 
     def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
         assert gallery is not None
@@ -239,7 +243,7 @@ class OneImageGallery(Conventional):
         rows = whole.query if whole.gallery is None else np.sort(np.concatenate([whole.query, whole.gallery]))
         if len(np.unique(records.labels[rows])) == len(rows):
             raise UserError(f"Every test image of {records.name} is alone in its class: none is left as a query.")
-        return Split(whole.train, rows, None)
+        return self._with_its_criterion(replace(whole, query=rows, gallery=None))
 
     def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
         def figures(of_queries: Tensor, _: Tensor | None) -> dict[str, float]:
@@ -254,7 +258,7 @@ class OneImageGallery(Conventional):
 class RandomClassSplit(Conventional):
     """Train on a random half of the training classes, choose the checkpoint on the other half (DIABLO section 4.2).
 
-    The checkpoint with the highest Recall@1 on the validation classes is the one that is tested; no test image takes
+    The checkpoint that is the best on the validation classes is the one that is tested; no test image takes
     part in the choice. Mean and standard deviation over several such splits are the result.
 
     Args:
@@ -270,6 +274,8 @@ class RandomClassSplit(Conventional):
 
     def __init__(self, *, split: int, splits: int = 10, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
+        if self.select != "last":
+            raise UserError("protocol.select cannot be chosen here: a random half of the training classes selects.")
         whole_number("protocol.seed", seed, 0)
         whole_number("protocol.splits", splits, 1)
         whole_number("protocol.split", split, 0)

@@ -325,13 +325,13 @@ def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int,
     return figure
 
 
-def collections(lines: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]) -> Figure:
+def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]]) -> Figure:
     """MAP@R of MLRC's collections, a row a configuration and kind: all as dots, the independent ones as circles.
 
     Args:
-        lines: label -> kind -> figures of all collections, figures of the independent ones.
+        lines: label, and by kind figures of all collections and of the independent ones.
     """
-    rows = [(label, kind, *values) for label, kinds in lines.items() for kind, values in kinds.items()]
+    rows = [(label, kind, *values) for label, kinds in lines for kind, values in kinds.items()]
     figure = _figure(7, 0.6 * len(rows) + 1.2)
     axes = figure.subplots()
     rng = np.random.default_rng(0)
@@ -350,9 +350,11 @@ def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple
     """What two runs differ by: the bootstrap's draws, by what was drawn; the estimate and the first one's interval."""
     figure = _figure(7, 3.2)
     axes = figure.subplots()
+    every = np.concatenate(list(draws.values()))
+    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 81).tolist()
     for i, (name, values) in enumerate(draws.items()):
         axes.hist(
-            values, bins=80, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
+            values, bins=bins, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
         )
     axes.axvline(0, color="black", linewidth=1)
     axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")

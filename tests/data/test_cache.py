@@ -1,11 +1,10 @@
 """The image cache: the same bits as decoding anew, filled once by whoever comes first, and never half."""
 
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -91,10 +90,6 @@ def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, cha
         assert again.image(5).getpixel((3, 3)) == (9, 9, 9)
 
 
-class Stopped(Exception):
-    """A kill, as far as one process can show it."""
-
-
 def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a torn entry in the journal and pixels that no entry names."""
     monkeypatch.setattr("dml.data.cache.CHUNK", 5)
@@ -126,48 +121,64 @@ def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeyp
     assert sorted(path.name for path in cache.iterdir()) == ["lock", "pixels", "places.npy"]
 
 
-BUILDER = """
-import sys, time
-import numpy as np
-from pathlib import Path
-from dml.data import cache, transforms
-from dml.data.folder import folder
-from dml.data.records import Records
-cache.CHUNK = 4
-records = folder(sys.argv[1])
-def slow(row):
-    time.sleep(0.05)
-    with open(sys.argv[3], "a") as file:
-        file.write(f"{row}\\n")
-    return records.open_image(row)
-slowed = Records(**{**records.__dict__, "open_image": slow})
-found = cache.build(slowed, np.arange(24), transforms.stretch(16), "", sys.argv[2])
-print(sum(int(np.asarray(found.image(row)).sum()) for row in range(24)))
-"""
+def fill_slowly(root: Path, cache_dir: Path, log: Path) -> None:
+    """Says in `log` what it opens; at the end the sum of all pixels, in `log.sum`."""
+    records = folder(str(root))
+
+    def slow(row: int) -> Image.Image:
+        time.sleep(0.03)
+        with log.open("a") as file:
+            file.write(f"{row}\n")
+        return records.open_image(row)
+
+    found = build(Records(**{**records.__dict__, "open_image": slow}), np.arange(24), T.stretch(16), "", cache_dir)
+    log.with_suffix(".sum").write_text(str(sum(int(np.asarray(found.image(row)).sum()) for row in range(24))))
 
 
-def test_two_processes_at_once_and_one_killed(records: Records, tmp_path: Path) -> None:
+def test_two_processes_at_once_and_one_killed(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real processes: the first is killed while it fills, of the next two one fills and the other waits."""
+    monkeypatch.setattr("dml.data.cache.CHUNK", 4)
+    context = multiprocessing.get_context("fork")
 
-    def start(log: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", BUILDER, str(tmp_path / "photographs"), str(tmp_path / "cache"), log]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def start(name: str) -> BaseProcess:
+        process = context.Process(
+            target=fill_slowly, args=(tmp_path / "photographs", tmp_path / "cache", tmp_path / name)
+        )
+        process.start()
+        return process
 
-    log = tmp_path / "log"
-    killed = start(str(log))
+    killed = start("first")
     deadline = time.monotonic() + 60
-    while not (log.exists() and len(log.read_text().split()) >= 8) and time.monotonic() < deadline:
+    while not ((tmp_path / "first").exists() and len((tmp_path / "first").read_text().split()) >= 8):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    both = [start(str(tmp_path / f"log{i}")) for i in range(2)]
-    said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+    killed.kill()
+    killed.join()
+    both = [start(f"log{i}") for i in range(2)]
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
     expected = sum(int(np.asarray(T.stretch(16).prepared(records.image(row))).sum()) for row in range(24))
-    assert said == [str(expected)] * 2
-    opened = [(tmp_path / f"log{i}") for i in range(2)]
-    assert sum(path.exists() for path in opened) == 1  # the other one opened no image
-    rows = [int(row) for path in opened if path.exists() for row in path.read_text().split()]
-    assert len(rows) == len(set(rows)) < 24
+    assert [(tmp_path / f"log{i}.sum").read_text() for i in range(2)] == [str(expected)] * 2
+    opened = [path.read_text().split() for i in range(2) if (path := tmp_path / f"log{i}").exists()]
+    assert len(opened) == 1  # the other one opened no image
+    assert len(opened[0]) == len(set(opened[0])) < 24
+
+
+@pytest.mark.parametrize("tail", [bytes(48), b"torn"])
+def test_a_journal_with_a_wrong_end(records: Records, tmp_path: Path, tail: bytes) -> None:
+    """As a power cut leaves it."""
+    rows, transform = np.arange(24), T.stretch(16)
+    build(records, rows, transform, "", tmp_path)
+    (cache,) = tmp_path.glob("images-*")
+    places = np.load(cache / "places.npy")
+    (cache / "places.npy").unlink()
+    (cache / "journal").write_bytes(places[:10].tobytes() + tail)
+    whole = build(records, rows, transform, "", tmp_path)
+    for row in range(24):
+        assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
 
 
 def test_a_file_that_cannot_be_read(records: Records, tmp_path: Path) -> None:
@@ -187,10 +198,11 @@ def test_no_folder_for_it(records: Records, tmp_path: Path) -> None:
         build(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
 
 
-def test_damaged(records: Records, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "size"), [("pixels", 100), ("pixels", 0), ("places.npy", 0), ("places.npy", 150)])
+def test_damaged(records: Records, tmp_path: Path, name: str, size: int) -> None:
     build(records, np.arange(24), T.stretch(16), "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
-    os.truncate(cache / "pixels", 100)
+    os.truncate(cache / name, size)
     with pytest.raises(UserError, match=r"images-\w+ is damaged: delete it"):
         ImageCache(cache, np.arange(24))
 

@@ -43,6 +43,9 @@ def test_every_dataset_composes_with_its_transform_and_size(configure: Configure
         "glyphs": ("jitter", "small"),
         "omniglot": ("jitter", "small"),
         "cifar_collage": ("stretch", "resnet20"),
+        **dict.fromkeys(
+            ("cub200", "cars196", "sop", "inshop", "vehicleid", "market1501"), ("shorter_crop", "resnet50")
+        ),
     }.get(name, ("shorter_crop", "mobilenet_v2"))
     assert config.transform.train._target_.endswith(transform)
     assert config.backbone._target_.endswith(backbone)

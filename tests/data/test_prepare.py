@@ -4,7 +4,6 @@ import io
 import json
 import os
 import stat
-import subprocess
 import sys
 import tarfile
 import threading
@@ -23,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data import fetch as fetching
 from dml.data.cars196 import cars196
 from dml.data.fetch import fetch
-from dml.data.prepare import prepare
+from dml.data.prepare import main, prepare
 from dml.data.sop import sop
 from dml.errors import UserError
 from tests.miniatures import MAKERS
@@ -372,7 +371,7 @@ WICKED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tar link": (lambda p: tar_with(p / "a.tgz", "link", kind=tarfile.SYMTYPE), "holds a link or a device"),
     "tar hard link": (lambda p: tar_with(p / "a.tgz", "link", kind=tarfile.LNKTYPE), "holds a link or a device"),
     "tar device": (lambda p: tar_with(p / "a.tgz", "null", kind=tarfile.CHRTYPE), "holds a link or a device"),
-    "tar twice": (lambda p: tar_with(p / "a.tgz", "images.txt", "images.txt"), "more than once"),
+    "tar twice": (lambda p: tar_with(p / "a.tgz", "images.txt", "images.txt"), "which is there already"),
 }
 
 
@@ -412,7 +411,7 @@ def test_a_bomb(config_of: Callable[..., DictConfig], tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         "shutil.disk_usage", lambda _: os.terminal_size((0, 0)) and type("", (), {"free": 10**9 + 10**7})
     )
-    with pytest.raises(UserError, match=r"a\.zip unpacks to 0\.1 GB, and .* has 0\.0 GB to spare"):
+    with pytest.raises(UserError, match=r"^\S+a\.zip unpacks to 0\.1 GB and more, and .* has 0\.0 GB to spare"):
         prepare(config_of("cub200"), [str(tmp_path / "a.zip")])
 
 
@@ -449,24 +448,94 @@ def test_something_else_is_there(config_of: Callable[..., DictConfig]) -> None:
     assert (root / "diary.txt").exists()
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     MAKERS["cub200"](tmp_path / "made")
-    command = [sys.executable, "-m", "dml.data.prepare", f"paths.data_dir={tmp_path / 'data'}"]
 
     def said(*options: str) -> tuple[int, str]:
-        done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        monkeypatch.setattr(sys, "argv", ["prepare", f"paths.data_dir={tmp_path / 'data'}", *options])
+        try:
+            main()
+            code = 0
+        except SystemExit as left:
+            code = int(left.code or 0)
+        out, err = capsys.readouterr()
+        return code, out + err
 
-    code, text = said("dataset=cub200", "dataset.strict=false", f"source={tmp_path / 'made'}")
-    assert code == 0
-    assert (
-        text
-        == f"{tmp_path / 'data/CUB_200_2011'}: cub200, train 16 images of 4 classes, test 16 images of 4 classes.\n"
+    place = tmp_path / "data/CUB_200_2011"
+    counts = "cub200, train 16 images of 4 classes, test 16 images of 4 classes.\n"
+    options = ("dataset=cub200", "dataset.strict=false")
+    assert said(*options, f"source={tmp_path / 'made'}") == (0, f"{place}: {counts}")
+    assert said(*options) == (0, f"{place} is complete: {counts}")
+    assert said("dataset=sop", "source=nowhere.zip")[0] == 2
+    assert said("dataset=cub20")[0] == 2
+    assert said("dataset=glyphs") == (
+        2,
+        "dml: this data set has no layout of its own to prepare: give dataset=NAME, as dataset=cub200.\n",
     )
-    code, text = said("dataset=sop", "source=nowhere.zip")
-    assert (code, text) == (2, "dml: source=nowhere.zip is neither a file, a folder nor a URL.\n")
+    assert "dataset=cars196 source=archive.zip" in said("--help")[1]
+
+
+@pytest.mark.parametrize("kind", ["one name in two folders", "an annotation beside a re-packaging", "links"])
+def test_the_users_files_stay_as_they_are(config_of: Callable[..., DictConfig], tmp_path: Path, kind: str) -> None:
+    """What is unpacked may share its bytes with them."""
+    source = tmp_path / "mine"
+    if kind == "one name in two folders":
+        MAKERS["sop"](source)
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "Ebay_train.txt").write_text("other")
+        with pytest.raises(UserError, match=r"two sources hold Ebay_train\.txt"):
+            prepare(config_of("sop"), [str(source), str(tmp_path / "more")])
+        assert (source / "Ebay_train.txt").read_text().startswith("image_id")
+        assert (tmp_path / "more" / "Ebay_train.txt").read_text() == "other"
+    elif kind == "an annotation beside a re-packaging":
+        MAKERS["cars196_devkit"](source)
+        before = (source / "devkit/cars_train_annos.mat").read_bytes()
+        (source / "anno_train.csv").write_text("00001.jpg,1,2,3,4,95\n")
+        with pytest.raises(UserError, match="does not hold"):
+            prepare(config_of("cars196", strict=True), [str(source)])
+        assert (source / "devkit/cars_train_annos.mat").read_bytes() == before
+    else:
+        MAKERS["sop"](tmp_path / "elsewhere")
+        source.mkdir()
+        for name in ("Ebay_train.txt", "Ebay_test.txt", "chair_final", "lamp_final"):
+            (source / name).symlink_to(Path("..") / "elsewhere" / name)
+        root = prepare(config_of("sop"), [str(source)])
+        assert len([path for path in root.rglob("*.JPG") if path.is_file()]) == 48
+
+
+def test_as_inshop_is_handed_out(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
+    """`Img/img.zip`, hidden files of macOS in it, and `Eval/list_eval_partition.txt`."""
+    MAKERS["inshop"](tmp_path / "made")
+    source = tmp_path / "downloaded"
+    (source / "Img").mkdir(parents=True)
+    os.rename(tmp_path / "made/Eval", source / "Eval")
+    for litter in ("__MACOSX/img/._x.jpg", "img/WOMEN/._x.jpg", ".DS_Store"):
+        (tmp_path / "made" / litter).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "made" / litter).write_bytes(b"litter")
+    zipped(tmp_path / "made", source / "Img" / "img.zip")
+    root = prepare(config_of("inshop"), [str(source)])
+    assert len(list((root / "img").rglob("*.jpg"))) == 32
+    assert not list(root.rglob("._*"))
+
+
+def test_a_damaged_download_is_fetched_anew(config_of: Callable[..., DictConfig], tmp_path: Path, server: str) -> None:
+    MAKERS["sop"](tmp_path / "made")
+    whole = zipped(tmp_path / "made", tmp_path / "a.zip").read_bytes()
+    config = config_of("sop", files=[{"name": "a.zip", "mirrors": [f"{server}/files/a.zip"]}])
+    Server.files["/files/a.zip"] = whole[: len(whole) // 2]
+    with pytest.raises(UserError, match=r"a\.zip is cut short or damaged"):
+        prepare(config)
+    Server.files["/files/a.zip"] = whole
+    assert len(list(prepare(config).rglob("*.JPG"))) == 48
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/ä b.zip", "http://[x/a.zip"])
+def test_odd_addresses(config_of: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(fetching, "PAUSE", 0.0)
+    with pytest.raises(UserError, match=r"cannot be fetched|is no address|is no URL"):
+        prepare(config_of("sop"), [url])
 
 
 def test_nothing_to_prepare(configure: Configure) -> None:
-    with pytest.raises(UserError, match="there is nothing to prepare"):
+    with pytest.raises(UserError, match="give dataset=NAME"):
         prepare(configure("dataset=glyphs"))

@@ -16,7 +16,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
-from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional
+from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit
 from dml.loggers import read_metrics
 from dml.reporting.scores import read_queries
 from dml.run import _task
@@ -115,7 +115,16 @@ def test_an_unknown_selection() -> None:
     with pytest.raises(UserError, match=r"protocol\.select=first is unknown"):
         Conventional(select="first")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"criterion=map@r is no figure of this protocol"):
-        AcrossCameras(criterion="map@r").split(records(4))
+        OneImageGallery(criterion="map@r").split(records(4))
+    with pytest.raises(UserError, match="a random half of the training classes selects"):
+        RandomClassSplit(split=0, select="val_classes")
+
+
+def test_one_image_galleries_can_select_on_classes() -> None:
+    split = OneImageGallery(select="val_classes", criterion="map@r").split(records(8))
+    assert split.validation is not None
+    assert len(split.validation) == 6
+    assert split.watched == "validation"
 
 
 @pytest.mark.parametrize("select", ["last", "best_test", "val_classes"])
