@@ -25,7 +25,7 @@ def test_coverage() -> None:
     rng = np.random.default_rng(0)
     hits = {"classes": 0, "images": 0}
     rejected = 0
-    for trial in range(250):
+    for trial in range(400):
         a, b = simulated(rng, 0.03)
         for name, found in (
             ("classes", over_classes(a, b, CLASSES, draws=400, seed=trial)),
@@ -34,9 +34,9 @@ def test_coverage() -> None:
             hits[name] += found.low <= 0.03 <= found.high
         a, b = simulated(rng, 0.0)
         rejected += over_classes(a, b, CLASSES, draws=400, seed=trial).p < 0.05
-    assert hits["classes"] / 250 == pytest.approx(0.95, abs=0.035)
-    assert hits["images"] / 250 < 0.75
-    assert rejected / 250 == pytest.approx(0.05, abs=0.035)
+    assert hits["classes"] / 400 == pytest.approx(0.95, abs=0.03)
+    assert hits["images"] / 400 < 0.75
+    assert rejected / 400 == pytest.approx(0.05, abs=0.03)
 
 
 def test_a_literal_loop() -> None:

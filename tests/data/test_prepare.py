@@ -491,8 +491,10 @@ def test_the_users_files_stay_as_they_are(config_of: Callable[..., DictConfig], 
         MAKERS["cars196_devkit"](source)
         before = (source / "devkit/cars_train_annos.mat").read_bytes()
         (source / "anno_train.csv").write_text("00001.jpg,1,2,3,4,95\n")
+        config = config_of("cars196")
+        config.dataset.strict = True
         with pytest.raises(UserError, match="does not hold"):
-            prepare(config_of("cars196", strict=True), [str(source)])
+            prepare(config, [str(source)])
         assert (source / "devkit/cars_train_annos.mat").read_bytes() == before
     else:
         MAKERS["sop"](tmp_path / "elsewhere")
