@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -41,6 +42,11 @@ def choices(group: str) -> list[str]:
     return [name for name in found if not name.startswith("gsp_")]
 
 
+def sampled(group: str, *kept: str) -> list[Any]:
+    """Of parts with tests of their own some by default, and all with -m slow."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in choices(group)]
+
+
 def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
     return run(configure(*TINY, *overrides), [*TINY, *overrides])
 
@@ -62,7 +68,7 @@ def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> N
         assert not torch.equal(after, before), name
 
 
-@pytest.mark.parametrize("head", choices("head"))
+@pytest.mark.parametrize("head", sampled("head", "avg", "gsp", "vlad"))
 def test_every_head_trains(configure: Configure, head: str) -> None:
     assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
 
@@ -121,7 +127,7 @@ def test_metrics_have_the_fixed_names(abe_folder: Path) -> None:
 def test_the_folder_is_the_contract(abe_folder: Path) -> None:
     names = {path.name for path in abe_folder.iterdir()}
     assert names == {
-        *("config.yaml", "overrides.yaml", "metrics.jsonl", "metrics.csv", "metrics.json"),
+        *("config.yaml", "overrides.yaml", "metrics.jsonl", "metrics.csv", "metrics.json", "queries.npz"),
         *("checkpoints", "figures", "report.html", "run.log"),
     }
     assert {path.name for path in (abe_folder / "checkpoints").iterdir()} == {"last.ckpt", "best_on_test.ckpt"}
@@ -222,7 +228,7 @@ def test_every_precision_trains(configure: Configure, precision: str) -> None:
     assert 0 <= metrics["test/recall@1"] <= 1
 
 
-@pytest.mark.parametrize("loss", choices("loss"))
+@pytest.mark.parametrize("loss", sampled("loss", "abe_contrastive", "margin", "proxy_nca", "xbm"))
 def test_a_training_that_diverges_stops_and_saves(configure: Configure, tmp_path: Path, loss: str) -> None:
     with pytest.raises(UserError, match=r"'.+' became (nan|inf|NaN or infinite) at step \d+: lower lr"):
         tiny_run(configure, "lr=1e30", f"loss={loss}", "protocol.every=3")
