@@ -248,7 +248,9 @@ def _print(one: Together) -> None:
         pad_edge=False,
         title=f"{one.label}: {len(one.models)} trainings, {one.folds} folds",
         caption=(
-            f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training a fold; they "
+            "One collection: it takes several repetitions for a spread."
+            if len(one.collections) == 1
+            else f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training a fold; they "
             "share trainings, and std says nothing of the error of their mean. "
             f"{repeats} repetitions: independent collections, mean"
             + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval takes several")
@@ -259,9 +261,9 @@ def _print(one: Together) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for kind, width in zip(KINDS, (one.width, one.folds * one.width), strict=True):
         for over, centre, spread in (
-            (f"{len(one.collections)} collections", "mean", "std"),
+            (f"{len(one.collections)} collection{'s' * (len(one.collections) > 1)}", "mean", "std"),
             (f"{repeats} repetitions", "repeats/mean", "repeats/half_width"),
-        ):
+        )[: 2 if len(one.collections) > 1 else 1]:
             values = [(summary.get(f"{kind}/{f}/{centre}"), summary.get(f"{kind}/{f}/{spread}")) for f in FIGURES]
             cells = [
                 "" if mean is None else f"{mean:.4f}" + ("" if error is None else f"±{error:.4f}")
