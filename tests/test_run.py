@@ -51,7 +51,7 @@ def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
     return run(configure(*TINY, *overrides), [*TINY, *overrides])
 
 
-@pytest.mark.parametrize("loss", choices("loss"))
+@pytest.mark.parametrize("loss", sampled("loss", "abe_contrastive", "contrastive", "margin", "proxy_nca", "xbm"))
 def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> None:
     metrics = tiny_run(configure, f"loss={loss}", "trainer.max_steps=3", "protocol.clustering=false")
     assert metrics["run/steps"] == 3

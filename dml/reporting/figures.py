@@ -340,8 +340,7 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
         axes.scatter(apart, [at] * len(apart), s=60, facecolors="none", edgecolors="C3")
     names = [f"{_cut_short(label)}\n{kind}" for label, kind, *_ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="MAP@R; dots: collections, circles: the independent ones, of one repetition each")
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="MAP@R (circles: one repetition each)")
     axes.grid(alpha=0.3, axis="x")
     return figure
 

@@ -291,6 +291,7 @@ def test_kaggle_by_class(config_of: Callable[..., DictConfig], tmp_path: Path) -
     assert {Path(p).parts[-2:]: found.image(i).tobytes() for i, p in enumerate(found.paths)} == pixels
 
 
+@pytest.mark.slow
 def test_hugging_face_cars(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
     made, source = tmp_path / "made", tmp_path / "hub" / "data"
     MAKERS["cars196_devkit"](made)

@@ -127,7 +127,7 @@ def test_one_image_galleries_can_select_on_classes() -> None:
     assert split.watched == "validation"
 
 
-@pytest.mark.parametrize("select", ["last", "best_test", "val_classes"])
+@pytest.mark.parametrize("select", [pytest.param("last", marks=pytest.mark.slow), "best_test", "val_classes"])
 def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -> None:
     """The figures under `test/` are those of the checkpoint that `select` says; its scores are written by query."""
     options = [*TINY, f"protocol.select={select}", "protocol.every=2", "lr=0.05", "trainer.max_steps=8", "seed=2"]
