@@ -60,8 +60,7 @@ class Conventional:
         seen: Recall@1 among the training images too, at every evaluation (DeML Fig. 5): it costs a pass over them.
 
     Raises:
-        UserError: an unknown choice, a K, an interval or a number of slices that is no positive number, or patience
-            without validation classes.
+        UserError: an unknown choice, or a K, an interval, patience or a number of slices that is no positive number.
     """
 
     keeps_embeddings = False  # of the test images, in the run's folder
@@ -105,7 +104,7 @@ class Conventional:
         """Training classes to train on; test classes as query and gallery, or apart where the data set has them so.
 
         Raises:
-            UserError: too few training classes to hold some out, or patience without any.
+            UserError: too few training classes to hold some out.
         """
         whole = Split(records.train_rows, records.query_rows, records.gallery_rows)
         if self.select == "val_classes":
