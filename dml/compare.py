@@ -135,7 +135,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         title=f"{len(one.paths)} queries of {len(np.unique(one.classes))} classes",
         caption=f"{LEVEL:.0%} percentile intervals of {draws} paired draws",
     )
-    for title in ("", "A", "B", "B - A", "over classes", "p", "over images", "p"):
+    for title in ("", "A", "B", "B - A", "interval", "p"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for name, of in FIGURES.items():
         values = of(one), of(other)
@@ -144,9 +144,10 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
             "images": over_images(*values, draws, seed),
         }
         found[name] = by
-        cells = [text for d in by.values() for text in (f"{d.low:+.4f} {d.high:+.4f}", f"{d.p:.4f}")]
         means = [float(value.mean()) for value in values]
-        table.add_row(name, *(f"{m:.4f}" for m in means), f"{by['classes'].estimate:+.4f}", *cells)
+        for over, d in by.items():
+            cells = (*(f"{m:.4f}" for m in means), f"{d.estimate:+.4f}", f"{d.low:+.4f} {d.high:+.4f}", f"{d.p:.4f}")
+            table.add_row(f"{name}, over {over}", *cells)
         content[name] = {"a": means[0], "b": means[1]} | {
             over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
         }

@@ -85,7 +85,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     b = saved(tmp_path / "second", better * alone, best_rank=ranks[1])
     monkeypatch.setattr(sys, "argv", ["compare", str(a), str(b), "--draws", "500"])
     main()
-    assert f"{len(CLASSES) - 5} queries of 60 classes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{len(CLASSES) - 5} queries of 60 classes" in said
+    assert "…" not in said  # every figure has room in 80 columns
+    assert "map@r, over classes" in said
     out = b / "compared_with_first"
     content = json.loads((out / "comparison.json").read_text())["figures"]["map@r"]
     assert content["b"] - content["a"] == pytest.approx(content["classes"]["estimate"])
