@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from dml.aggregate import write_aggregate
-from dml.errors import UserError
+from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import replace_file
 from dml.folder import RunFolder
 from dml.pieces import pieces
@@ -48,8 +48,10 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     for place, (name, options) in enumerate(parts.items(), 1):
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
         code = job([*overrides, *options], folder.path / name)
-        if code == 2:
-            raise SystemExit(2)  # it has said what is wrong
+        if code == MISTAKE:
+            raise SystemExit(MISTAKE)  # it has said what is wrong
+        if code == INTERRUPTED:
+            raise Interrupted(f"the training in {folder.path / name}")
         if code:
             raise UserError(
                 f"The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "

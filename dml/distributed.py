@@ -1,14 +1,25 @@
-"""What a loss needs to see the global batch on every rank.
+"""What a loss needs to see the global batch on every rank, and what divides an evaluation among them.
 
 Lightning's `all_gather(sync_grads=True)` was passed over: it rests on `torch.distributed.nn.functional`,
 which current torch deprecates with a warning at every step.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import all_gather_into_tensor, all_reduce, get_rank, get_world_size, is_initialized
+from torch.distributed import (
+    all_gather_into_tensor,
+    all_gather_object,
+    all_reduce,
+    get_backend,
+    get_rank,
+    get_world_size,
+    is_initialized,
+)
+
+T = TypeVar("T")
 
 
 class _Gather(torch.autograd.Function):
@@ -50,3 +61,27 @@ def gather(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if not is_initialized() or get_world_size() == 1:
         return embeddings, labels
     return _Gather.apply(embeddings), gather_rows(labels)
+
+
+def share_of(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Every world-size-th of some pieces of work, from this rank's on; all of them on a single process."""
+    return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
+
+
+def sum_of_shares(values: Tensor) -> Tensor:
+    """Values that each rank computed for its share and left at zero elsewhere, put together on all ranks, exactly."""
+    if not is_initialized() or get_world_size() == 1:
+        return values
+    # NCCL sends what lies on the GPU alone.
+    there = values.to("cuda") if get_backend() == "nccl" else values.clone()
+    all_reduce(there)
+    return there.to(values.device)
+
+
+def from_all_ranks(found: T) -> list[T]:
+    """What each rank found, in rank order, on all ranks: plain containers and arrays."""
+    if not is_initialized() or get_world_size() == 1:
+        return [found]
+    of_ranks: list[Any] = [None] * get_world_size()
+    all_gather_object(of_ranks, found)
+    return of_ranks

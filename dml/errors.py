@@ -1,7 +1,18 @@
-"""The one exception for mistakes that a user can put right, and the checks that many components share."""
+"""How a command ends, the one exception for mistakes that a user can put right, and checks that many components share.
 
+Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
+sentence; 75 told to stop by a signal, with a checkpoint; 130 Ctrl-C. After all but 2 the same command goes on.
+"""
+
+import errno
 import math
 from typing import Any
+
+MISTAKE, INTERRUPTED, CTRL_C = 2, 75, 130  # exit codes; 75 is EX_TEMPFAIL
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop, and what it had is saved."""
 
 
 class UserError(ValueError):
@@ -33,3 +44,12 @@ def true_or_false(option: str, value: Any) -> None:
     """Raises UserError unless `value` is a truth value: Hydra takes `no` for a word, which counts as true."""
     if not isinstance(value, bool):
         raise UserError(f"{option}={value} has to be true or false.")
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Whether an error comes of a full disk or a quota: torch wraps the system's error in one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

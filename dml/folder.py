@@ -15,35 +15,40 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from dml.command import EXECUTION, started_from_here
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import LAST, PREVIOUS, replace_file, sound
 
-# How and where a run is carried out, not what it computes: these may change when it is resumed.
-EXECUTION = (
-    "paths.",
-    "logger",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.strategy",
-    "trainer.num_workers",
-    "dataset.cache",
-    "protocol.repeats",  # how many there are changes none of them
-    "protocol.splits",
-    "download",
-    "trainer.log_every",
-    "trainer.checkpoint_every",
-)
+log = logging.getLogger("dml")
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of a run, on the CPU, read as it is used.
+
+    Raises:
+        UserError: it is none, or damaged.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not {"state_dict", "config", "finished"} <= checkpoint.keys():
+            raise KeyError("not a run's")
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{path} is no checkpoint of a run, or damaged: delete the folder {path.parent} to train from the start."
+        ) from error
+    content: dict[str, Any] = checkpoint
+    return content
 
 
 class RunFolder:
     """`config.yaml overrides.yaml metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/ figures/ report.html
-    run.log`."""
+    run.log`; in `checkpoints/` the last two, `last.ckpt` and `previous.ckpt`, and the best."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
-        self.last = path / "checkpoints" / "last.ckpt"
+        self.last = path / "checkpoints" / LAST
+        self.previous = path / "checkpoints" / PREVIOUS
 
     def check(self, config: DictConfig) -> None:
         """Writes nothing.
@@ -62,7 +67,7 @@ class RunFolder:
                 f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder with "
                 "paths.output_dir=FOLDER."
             )
-        if not self.last.exists() and not list(self.path.glob("*/config.yaml")):
+        if not self.begun() and not list(self.path.glob("*/config.yaml")):
             return  # nothing was trained yet: a first attempt may be corrected
         before, now = flat(saved, saved.runtime), flat(config, saved.runtime)
         different = [
@@ -80,7 +85,7 @@ class RunFolder:
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Makes the folder of one training. Raises as `name`."""
         self.name(config, overrides)
-        if not self.last.exists():
+        if not self.begun():
             (self.path / "metrics.json").unlink(missing_ok=True)  # of a training that was given up
         for part in ("checkpoints", "figures"):
             (self.path / part).mkdir(exist_ok=True)
@@ -113,25 +118,39 @@ class RunFolder:
         """The checkpoint that was the best on `test` or `validation`."""
         return self.path / "checkpoints" / f"best_on_{part}.ckpt"
 
+    def begun(self) -> bool:
+        """Whether a checkpoint was written."""
+        return self.last.exists() or self.previous.exists()
+
     def checkpoint(self) -> Path | None:
-        """Where to go on from, if anywhere."""
-        return self.last if self.last.exists() else None
+        """Where to go on from, if anywhere: the last checkpoint, or the one before where that one is damaged.
+
+        Raises:
+            UserError: there are checkpoints and none is whole.
+        """
+        if not self.begun():
+            return None
+        for path in (self.last, self.previous):
+            if sound(path):
+                return path
+        raise UserError(f"{self.last} is damaged, and the one before it too: delete it to train from the start.")
 
     def finished(self) -> bool:
         """Whether the last checkpoint is the one at the end; the report is written before it.
 
         Raises:
-            UserError: a checkpoint that is none.
+            UserError: a checkpoint that is none, or a report that is gone.
         """
-        if not self.last.exists():
+        path = self.checkpoint()
+        if path is None:
             return False
-        try:
-            checkpoint = torch.load(self.last, map_location="cpu", weights_only=True, mmap=True)
-            done: bool = checkpoint["finished"]
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-            raise UserError(f"{self.last} cannot be read: delete it to train from the start.") from error
+        if path == self.previous:
+            log.warning("%s is damaged: the run goes on from the one before it.", self.last)
+        done: bool = load_checkpoint(path)["finished"]
         if done and not (self.path / "metrics.json").exists():
-            raise UserError(f"{self.path} has lost its metrics.json: delete {self.last} to train from the start.")
+            raise UserError(
+                f"{self.path} has lost its metrics.json: delete {self.last.parent} to train from the start."
+            )
         return done
 
     def metrics(self) -> dict[str, float]:
@@ -156,6 +175,8 @@ class RunFolder:
                 ) from None
             for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
                 torn.unlink()
+            if self.last.exists() and not sound(self.last):
+                self.last.unlink()  # else it would take the place of the one before
             yield
 
     @contextmanager
@@ -178,11 +199,8 @@ class RunFolder:
     @contextmanager
     def inherited(self) -> Iterator[None]:
         """The ranks that Lightning starts compose anew: a time stamp of their own would be another folder."""
-        os.environ["DML_OUTPUT_DIR"] = str(self.path)
-        try:
+        with started_from_here(DML_OUTPUT_DIR=str(self.path)):
             yield
-        finally:
-            del os.environ["DML_OUTPUT_DIR"]
 
 
 def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:

@@ -1,46 +1,120 @@
 """`python -m dml.run`: compose the configuration, train, evaluate, report."""
 
+import hashlib
 import json
+import math
+import os
+import shlex
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from dml.command import command, stop
+from dml.command import SWEPT, command, started_from_here
+from dml.errors import Interrupted, UserError
 
 
 def _task(config: DictConfig) -> float:
-    """Recall@1 on the test classes."""
+    """What a sweep over hyperparameters maximises: see `objective`."""
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return _job_of_a_sweep(overrides)
+        return _job_of_a_sweep(config, overrides)
+    _check_folder_is_named(overrides)
     from dml.collection import run_all
     from dml.pieces import pieces, settle
     from dml.train import run
 
     settle(config)
     metrics = run_all(config, overrides) if pieces(config) else run(config, overrides)
-    return metrics.get("test/recall@1", float("nan"))
+    return objective(config, metrics) if metrics else math.nan
 
 
-def _job_of_a_sweep(overrides: list[str]) -> float:
-    """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank."""
+def objective(config: DictConfig, metrics: dict[str, float]) -> float:
+    """What checkpoints were compared by on validation classes, where there are such; else Recall@1 on the test."""
+    return metrics.get(f"best_on_validation/{config.protocol.criterion}", metrics["test/recall@1"])
+
+
+def _check_folder_is_named(overrides: list[str]) -> None:
+    """Raises UserError where several processes would each take a folder of the minute in which they start."""
+    several = max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1
+    named = "DML_OUTPUT_DIR" in os.environ or any(o.startswith("paths.output_dir=") for o in overrides)
+    if several and not named:
+        raise UserError(
+            "Several processes were started together: name their folder with paths.output_dir=FOLDER, which a "
+            "restart goes on in."
+        )
+
+
+def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float:
+    """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
+
+    A job that fails leaves a file `FOLDER.failed` and gives NaN, and those after it run all the same.
+    """
     hydra_config = HydraConfig.get()
-    folder = Path(hydra_config.sweep.dir) / hydra_config.sweep.subdir
-    code = job(overrides, folder)
+    folder = Path(hydra_config.sweep.dir) / job_name(overrides)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = folder.with_name(f"{folder.name}.failed")
+    at_once = not hydra_config.launcher._target_.endswith(".BasicLauncher")
+    log = folder.with_name(f"{folder.name}.log") if at_once else None
+    print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
+    code = job(overrides, folder, log)
     if code:
-        stop(f"The job in {folder} ended with exit code {code}; the jobs after it were not started.")
-    return json.loads((folder / "metrics.json").read_text())["test/recall@1"]
+        mark.write_text(f"exit code {code}\n{shlex.join(_command(overrides, folder))}\n")
+        return math.nan
+    mark.unlink(missing_ok=True)
+    return objective(config, json.loads((folder / "metrics.json").read_text()))
 
 
-def job(overrides: list[str], folder: Path) -> int:
-    """The exit code of a run in a process of its own."""
+def job_name(overrides: list[str]) -> str:
+    """The folder of a job, by what the sweep varies: the same sweep again, or a larger one, finds what is done."""
+    swept = os.environ.get(SWEPT, "").split(",")
+    name = ",".join(o.replace("/", "_") for o in overrides if o.lstrip("+~").partition("=")[0] in swept) or "job"
+    return name if len(name) <= 100 else f"{name[:91]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
+    """The exit code of a run in a process of its own, which is passed the signals that this one gets.
+
+    Args:
+        log: where its output goes; None: where that of this process goes.
+
+    Raises:
+        Interrupted: a signal told this process, and so the run, to stop.
+    """
+    told = []
+    with started_from_here(), (log or Path(os.devnull)).open("a") as file:
+        output: Any = file if log else None
+        process = subprocess.Popen(_command(overrides, folder), stdout=output, stderr=output)
+
+    def pass_on(number: int, frame: Any) -> None:
+        told.append(number)
+        process.send_signal(number)
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, pass_on) for number in numbers} if here else {}
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the terminal told the run too
+        process.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if told and code:
+        raise Interrupted(f"{signal.Signals(told[0]).name}, passed on to {folder}")
+    return code
+
+
+def _command(overrides: list[str], folder: Path) -> list[str]:
     quoted = str(folder).replace("'", "\\'")  # Hydra's grammar takes few characters bare
-    options = [*overrides, f"paths.output_dir='{quoted}'"]
-    return subprocess.run([sys.executable, "-m", "dml.run", *options], check=False).returncode
+    return [sys.executable, "-m", "dml.run", *overrides, f"paths.output_dir='{quoted}'"]
 
 
 main = command(_task)

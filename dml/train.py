@@ -2,7 +2,10 @@
 
 import copy
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -14,18 +17,25 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dml.build import Parts, build, make
-from dml.errors import UserError
+from dml.errors import Interrupted, UserError, no_room
 from dml.evaluation.evaluator import Table, embed_rows
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
-from dml.folder import RunFolder
+from dml.folder import RunFolder, load_checkpoint
 from dml.loggers import FolderLogger, log_pictures
 from dml.methods.base import Method, NonFiniteLoss, Shares
 from dml.reporting.report import Examples, write_report
@@ -54,6 +64,8 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     folder = RunFolder(Path(config.paths.output_dir))
     folder.check(config)
     if folder.finished():
+        if getattr(rank_zero_only, "rank", 0):
+            return {}
         print(f"{folder.path} holds this run already, finished: nothing was trained.")
         return _close(folder)
     parts, trainer = prepare(config, folder)
@@ -62,9 +74,14 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
         try:
             _fit(config, folder, parts, trainer)
         except BaseException as error:
+            go_on = f"the same options with paths.output_dir={folder.path} go on"
+            if no_room(error):  # not even for a line in run.log
+                raise UserError(f"There is no room left in {folder.path}: make some, then {go_on}.") from error
             log.error("%s: %s", type(error).__name__, error)
-            if not isinstance(error, UserError):
-                print(f"\nStopped: the same options with paths.output_dir={folder.path} go on.", file=sys.stderr)
+            if not isinstance(error, UserError) and trainer.is_global_zero:
+                print(f"\nStopped: {go_on}.", file=sys.stderr)
+            if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1
+                raise KeyboardInterrupt from None
             raise
     return _close(folder) if trainer.is_global_zero else {}
 
@@ -72,10 +89,15 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
     """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
     parts = build(config)
-    return parts, _trainer(config, Course(config, folder, parts))
+    return parts, _trainer(config, Course(config, folder, parts), _learns_statistics(parts.method))
 
 
-def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
+def _learns_statistics(method: Method) -> bool:
+    """Whether batch norm sees the batch, so that it has to be the whole one."""
+    return any(isinstance(part, _BatchNorm) and part.training for part in method.train().modules())
+
+
+def _trainer(config: DictConfig, course: "Course", learns_statistics: bool) -> pl.Trainer:
     """Raises UserError where Lightning refuses an option, or we do."""
     if config.trainer.get("accumulate_grad_batches", 1) != 1:
         raise UserError(
@@ -83,14 +105,16 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
             "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
         )
     ours = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after")
-    options = {name: value for name, value in config.trainer.items() if name not in ours}
+    options = {str(name): value for name, value in config.trainer.items() if name not in ours}
+    options |= _as_started(config.trainer.strategy)
+    options["sync_batchnorm"] = config.trainer.sync_batchnorm and learns_statistics  # which torch takes on GPUs alone
     try:
-        return pl.Trainer(
+        trainer = pl.Trainer(
             **options,
             logger=False,
             log_every_n_steps=1,  # Lightning logs nothing of ours; larger, it warns of short epochs
             callbacks=[course, Bar(refresh_rate=10)],
-            plugins=[WholeCheckpoints()],
+            plugins=[WholeCheckpoints(), *_environment()],
             max_epochs=-1,
             use_distributed_sampler=False,
             enable_checkpointing=False,
@@ -99,6 +123,34 @@ def _trainer(config: DictConfig, course: "Course") -> pl.Trainer:
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         sentence = " ".join(str(error).split())
         raise UserError(f"Lightning refuses the options under 'trainer': {sentence}") from error
+    if trainer.world_size > 1 and learns_statistics:
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if on_cpu or not config.trainer.sync_batchnorm:
+            raise UserError(
+                "Each of several devices would see its own part of the batch in batch norm: "
+                + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
+                + "freeze its statistics with backbone.freeze=bn_statistics."
+            )
+    return trainer
+
+
+def _as_started(strategy: str) -> dict[str, Any]:
+    """How many processes torchrun or srun started, which need not be said again."""
+    devices, nodes = 1, 1
+    if TorchElasticEnvironment.detect():
+        devices, nodes = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
+    elif SLURMEnvironment.detect():
+        nodes = int(os.environ["SLURM_NNODES"])
+        devices = int(os.environ["SLURM_NTASKS"]) // nodes
+    if devices * nodes == 1:
+        return {}
+    return {"devices": devices, "num_nodes": nodes, "strategy": "ddp" if strategy == "auto" else strategy}
+
+
+def _environment() -> list[ClusterEnvironment]:
+    """A single task of SLURM starts its ranks itself."""
+    alone = SLURMEnvironment.detect() and os.environ.get("SLURM_NTASKS", "1") == "1"
+    return [LightningEnvironment()] if alone and not TorchElasticEnvironment.detect() else []
 
 
 def _fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
@@ -142,6 +194,22 @@ class Bar(TQDMProgressBar):
         self.train_progress_bar.set_description("training")
 
 
+class Signals:
+    """SIGTERM, SIGUSR1 and SIGUSR2, by which schedulers say that they will take the machine away."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    def watch(self) -> None:
+        """In place of Lightning's handlers, which do not let ranks finish their step; it puts back what was before."""
+        if threading.current_thread() is threading.main_thread():
+            for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(one, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = signal.Signals(number).name
+
+
 class Course(Callback):
     """What happens at which step: seeds, evaluations, figures, checkpoints and the report at the end.
 
@@ -163,6 +231,7 @@ class Course(Callback):
         self.state["seconds_between_steps"] = 0.0
         self.plateau: ReduceLROnPlateau | None = None
         self.loss_of_epoch = torch.zeros(())
+        self.signals = Signals()
 
     def state_dict(self) -> dict[str, Any]:
         if self.plateau is None:
@@ -177,6 +246,7 @@ class Course(Callback):
         checkpoint["finished"] = trainer.global_step == self.last_step
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.signals.watch()
         fresh = trainer.global_step == 0
         for logger in trainer.loggers:
             if isinstance(logger, FolderLogger):
@@ -195,7 +265,7 @@ class Course(Callback):
     def _take_up_the_best(self) -> None:
         """A best checkpoint may be younger than the last one that a kill left: what it says of itself holds."""
         if self.best.exists():
-            saved = torch.load(self.best, map_location="cpu", weights_only=True, mmap=True)["callbacks"][self.state_key]
+            saved = load_checkpoint(self.best)["callbacks"][self.state_key]
             self.state |= {name: saved[name] for name in ("best", "best_step")}
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -213,7 +283,9 @@ class Course(Callback):
         if step % self.config.trainer.log_every == 0:
             self._log(trainer, {name: float(value) for name, value in _method(trainer).terms.items()})
         evaluated = last or step % self.every == 0
-        saved = evaluated or step % self.config.trainer.checkpoint_every == 0
+        # Of all ranks, which a signal reaches at different steps if at all.
+        told = not last and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
+        saved = told or evaluated or step % self.config.trainer.checkpoint_every == 0
         if saved:
             _check_finite(module, step)
         if evaluated:
@@ -234,6 +306,10 @@ class Course(Callback):
             self._between_steps(trainer)
         if saved:
             trainer.save_checkpoint(self.folder.last, weights_only=False)
+        if told and not last:
+            raise Interrupted(
+                f"{self.signals.received or 'a signal to another process'} at step {step}, which is saved"
+            )
         self.started = time.perf_counter()
 
     def _out_of_patience(self, step: int) -> bool:
@@ -283,7 +359,7 @@ class Course(Callback):
         last = _renamed(figures, "last")
         if self.state["best_step"] < self.last_step:
             weights = copy.deepcopy(method.state_dict())
-            method.load_state_dict(torch.load(self.best, map_location="cpu", weights_only=True)["state_dict"])
+            method.load_state_dict(load_checkpoint(self.best)["state_dict"])
             figures, table = self._score(trainer, "test")
         # Where the course of test figures is watched, its last point is that of the last checkpoint.
         self._log_evaluation(trainer, _renamed(figures, "chosen") if self.watched == "test" else figures | last)
@@ -296,7 +372,9 @@ class Course(Callback):
         if self.parts.protocol.seen and part == self.watched:
             rows = self.parts.split.train
             trained = embed_rows(trainer, rows, f"training images at step {trainer.global_step}")
-            recall = evaluate(trained.embeddings.flatten(1), trained.labels, ks=(1,), clustering=False)["recall@1"]
+            recall = evaluate(trained.embeddings.flatten(1), trained.labels, ks=(1,), shared=True, clustering=False)[
+                "recall@1"
+            ]
             figures["seen/recall@1"] = recall
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, figures[f"{part}/recall@1"], part)
         self._log_evaluation(trainer, figures)

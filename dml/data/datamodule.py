@@ -113,7 +113,7 @@ class DataModule(LightningDataModule):
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process.
-        eval_batch_size: on each rank.
+        eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
 
     Raises:
@@ -185,12 +185,16 @@ class DataModule(LightningDataModule):
         return self.test_transform(self.records.image(int(row)))
 
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
-        """Any rows as evaluation sees them: this rank's share `rows[rank::ranks]`, in order and without padding."""
+        """Any rows as evaluation sees them, in batches that are the same for any number of ranks, dealt out in turn.
+
+        A rank for which there is none repeats the first: whoever brings batches together drops what comes twice.
+        """
         rank, world_size = self._ranks()
-        share = np.asarray(rows)[rank::world_size]
+        places = list(range(len(rows)))
+        batches = [places[at : at + self.eval_batch_size] for at in range(0, len(rows), self.eval_batch_size)]
         return DataLoader(
-            _EvalSet(self.records, share, self.test_transform, self.test_cache),
-            batch_size=self.eval_batch_size,
+            _EvalSet(self.records, np.asarray(rows), self.test_transform, self.test_cache),
+            batch_sampler=batches[rank::world_size] or batches[:1],
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )

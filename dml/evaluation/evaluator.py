@@ -109,10 +109,6 @@ def embed_rows(
     """
     method, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(method, Method)
-    if trainer.world_size > 1:
-        # Where batch norm is not frozen each rank has its own running statistics: one network embeds.
-        for buffer in method.buffers():
-            torch.distributed.broadcast(buffer, 0)
     with trainer.precision_plugin.val_step_context():
         return embed(
             method,

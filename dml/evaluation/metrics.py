@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dml.distributed import share_of, sum_of_shares
 from dml.errors import UserError
 from dml.evaluation.clustering import clustering_scores, kmeans
 from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
@@ -50,13 +51,14 @@ def evaluate(
     gallery_labels: ArrayLike | Tensor | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     block: int = TILE,
+    shared: bool = False,
     clustering: bool = True,
     seed: int = 0,
 ) -> dict[str, float]:
     """Averages over the queries that have a positive; all fractions, 0 to 1.
 
     Args:
-        embeddings, labels, gallery, gallery_labels, block: see `rank`.
+        embeddings, labels, gallery, gallery_labels, block, shared: see `rank`.
         ks: the K of Recall@K, each 1 or more; a large one costs no more time than a small one.
         clustering: k-means of the queries' embeddings as given, one cluster a class.
         seed: of k-means.
@@ -70,7 +72,7 @@ def evaluate(
     """
     if any(k < 1 for k in ks):
         raise UserError(f"ks={list(ks)} has to hold numbers of 1 or more.")
-    ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block)
+    ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block, shared=shared)
     found = ranking.positives > 0
     if not found.any():
         raise UserError(
@@ -101,6 +103,7 @@ def rank(
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
     block: int = TILE,
+    shared: bool = False,
 ) -> Ranking:
     """Ranks the gallery for every query, on the device of `embeddings`.
 
@@ -111,6 +114,8 @@ def rank(
         gallery_labels: `[M]`, given with `gallery`.
         block: queries at a time, rounded up to whole tiles of 128. Memory is about 4 * block * M bytes beside the
             embeddings; no figure depends on it.
+        shared: all ranks of a distributed run call this with the same arguments: each takes its share of the queries,
+            in whole tiles, and all get the ranking of all, to the last bit that of a single process.
 
     Raises:
         UserError: shapes that do not fit, labels that are no whole numbers, NaN or infinity among the embeddings,
@@ -135,9 +140,12 @@ def rank(
     best, r_precision, average_precision = (
         positives.new_zeros(len(queries), dtype=kind) for kind in (torch.int64, torch.float64, torch.float64)
     )
-    for at, strip in strips(Space.of(queries, items[order]), rows, block):
+    mine = torch.cat([rows[:0], *share_of(rows.split(TILE))]) if shared else rows
+    for at, strip in strips(Space.of(queries, items[order]), mine, block):
         nearness = _take_positives(strip, start[at], length[at], own[at])
         best[at], r_precision[at], average_precision[at] = _rank_block(strip, nearness, positives[at])
+    if shared:
+        best, r_precision, average_precision = map(sum_of_shares, (best, r_precision, average_precision))
     return Ranking(*(figure.cpu().numpy() for figure in (best, r_precision, average_precision, positives)))
 
 

@@ -123,13 +123,13 @@ class Conventional:
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
     def score(self, table: Table, split: Split, part: Part, *, scales: int = 1, final: bool) -> dict[str, float]:
-        """Figures of one checkpoint on one part of the split.
+        """Figures of one checkpoint on one part of the split, computed by all ranks together.
 
         On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
         validation images those of the concatenation, as `validation/...`.
         """
         if part == "validation":
-            figures = evaluate(table.embeddings.flatten(1), table.labels, ks=self.ks, clustering=False)
+            figures = evaluate(table.embeddings.flatten(1), table.labels, ks=self.ks, shared=True, clustering=False)
             return {f"validation/{name}": value for name, value in figures.items()}
         queries = table.take(split.query)
         gallery = None if split.gallery is None else table.take(split.gallery)
@@ -150,6 +150,7 @@ class Conventional:
                 gallery=of_gallery,
                 gallery_labels=None if gallery is None else gallery.labels,
                 ks=self.ks,
+                shared=True,
                 clustering=False,
             )
 
@@ -204,6 +205,7 @@ class AcrossCameras(Conventional):
                 gallery_labels=gallery.labels,
                 gallery_cameras=cameras[gallery.rows],
                 ks=self.ks,
+                shared=True,
             )
 
         return figures
@@ -246,7 +248,9 @@ class OneImageGallery(Conventional):
 
     def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
         def figures(of_queries: Tensor, _: Tensor | None) -> dict[str, float]:
-            return one_image_gallery(of_queries, queries.labels, ks=self.ks, draws=self.draws, seed=self.seed)
+            return one_image_gallery(
+                of_queries, queries.labels, ks=self.ks, draws=self.draws, seed=self.seed, shared=True
+            )
 
         return figures
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dml.distributed import from_all_ranks, share_of
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
 from dml.evaluation.metrics import rank
@@ -27,6 +28,7 @@ def across_cameras(
     gallery_cameras: ArrayLike | Tensor,
     ks: Sequence[int] = (1, 5, 10),
     block: int = TILE,
+    shared: bool = False,
 ) -> dict[str, float]:
     """CMC and mAP of the Market-1501 protocol; fractions, averaged over the queries that have a positive.
 
@@ -40,7 +42,7 @@ def across_cameras(
         gallery: `[M,D]`.
         gallery_labels, gallery_cameras: `[M]`.
         ks: the K of CMC@K.
-        block: see `dml.evaluation.metrics.rank`.
+        block, shared: see `dml.evaluation.metrics.rank`.
 
     Returns:
         `recall@K`, CMC@K: share of queries with a positive among the K nearest; `map`, average precision as
@@ -59,8 +61,10 @@ def across_cameras(
     of_item = torch.stack(
         [as_labels(gallery_labels, items, "gallery_labels"), as_labels(gallery_cameras, items, "gallery_cameras")]
     )
-    found = []
-    for at, strip in strips(Space.of(queries, items), torch.arange(len(queries), device=queries.device), block):
+    rows = torch.arange(len(queries), device=queries.device)
+    mine = torch.cat([rows[:0], *share_of(rows.split(TILE))]) if shared else rows
+    ahead_of: dict[int, np.ndarray] = {}  # of each query and each of its positives, the negatives at least as near
+    for at, strip in strips(Space.of(queries, items), mine, block):
         strip = strip[:, : len(items)]
         same = of_query[0, at, None] == of_item[0]
         junk = (same & (of_query[1, at, None] == of_item[1])) | (of_item[0] < 0)
@@ -68,9 +72,11 @@ def across_cameras(
         negatives = strip.masked_fill(same | junk, -torch.inf).neg_().sort(1).values  # nearest first
         for row in range(len(at)):
             nearness = strip[row, positive[row]].sort(descending=True).values
-            found.append(torch.searchsorted(negatives[row], -nearness, right=True).cpu().numpy())
+            ahead_of[int(at[row])] = torch.searchsorted(negatives[row], -nearness, right=True).cpu().numpy()
+    if shared:
+        ahead_of = {query: ahead for of_rank in from_all_ranks(ahead_of) for query, ahead in of_rank.items()}
     # Rank of the i-th nearest positive: the negatives at least as near, and the positives up to it.
-    ranks = [ahead + np.arange(1, len(ahead) + 1) for ahead in found]
+    ranks = [ahead_of[query] + np.arange(1, len(ahead_of[query]) + 1) for query in range(len(queries))]
     answered = [one for one in ranks if len(one)]
     if not answered:
         raise UserError(f"None of the {len(ranks)} queries has an image of its identity from another camera.")
@@ -97,6 +103,7 @@ def one_image_gallery(
     ks: Sequence[int] = (1, 5),
     draws: int = 10,
     seed: int = 0,
+    shared: bool = False,
 ) -> dict[str, float]:
     """PKU VehicleID's protocol: one random image of each identity is the gallery, all others are queries.
 
@@ -106,6 +113,7 @@ def one_image_gallery(
         ks: the K of Recall@K.
         draws: galleries, over which figures are averaged.
         seed: of the galleries, which are a function of it and the labels alone.
+        shared: see `dml.evaluation.metrics.rank`.
 
     Returns:
         `recall@K`; `map`, the mean of 1 / rank of the one positive; `std_over_draws` of recall@1 (n - 1; 0 of a single
@@ -123,7 +131,13 @@ def one_image_gallery(
     best = []
     for draw in range(draws):
         chosen = torch.as_tensor(_one_each(identities.cpu().numpy(), seed, draw), device=points.device)
-        ranking = rank(points[~chosen], identities[~chosen], gallery=points[chosen], gallery_labels=identities[chosen])
+        ranking = rank(
+            points[~chosen],
+            identities[~chosen],
+            gallery=points[chosen],
+            gallery_labels=identities[chosen],
+            shared=shared,
+        )
         best.append(ranking.best_rank)
     ranks = np.stack(best)  # [draws, queries]
     result = {f"recall@{k}": float((ranks <= k).mean()) for k in ks}

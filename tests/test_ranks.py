@@ -1,0 +1,135 @@
+"""The number of processes is how a run is carried out: every method and loss takes the same steps on two as on one."""
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from hydra import compose, initialize_config_dir
+
+from dml.build import build
+from dml.command import CONF
+from dml.distributed import gather_rows
+from dml.evaluation.metrics import evaluate, rank
+from dml.evaluation.reidentification import across_cameras, one_image_gallery
+from dml.folder import RunFolder
+from dml.train import Course, _trainer
+from tests.conftest import TINY
+
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+LOSSES = ("contrastive", "margin", "proxy_anchor", "xbm")
+ALL = list(itertools.product(METHODS, LOSSES))
+# Every method and every loss once.
+SOME = [(method, LOSSES[i % len(LOSSES)]) for i, method in enumerate(METHODS)]
+STEPS = 5
+
+
+class Steps(Course):
+    """The course of a run without its evaluations: what every step minimised."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *arguments: Any) -> None:
+        self.losses.append(float(module.terms["train/loss"]))
+        super().on_train_batch_end(trainer, module, *arguments)
+
+    def _evaluate(self, trainer: pl.Trainer, part: Any) -> Any:
+        return {f"{part}/{self.parts.protocol.criterion}": 0.0}, None
+
+    def _report(self, *_: Any) -> None:
+        pass
+
+
+def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
+    """Losses and the state after some steps in float64, of this process or of its group."""
+    options = [*TINY, f"method={method}", f"loss={loss}", "backbone.freeze=bn_statistics", "trainer.precision=64-true"]
+    options += ["head.dim=24", f"trainer.max_steps={STEPS}", f"protocol.every={STEPS}", "trainer.checkpoint_every=100"]
+    options += ["loss.loss.memory_size=32"] if loss == "xbm" else []
+    options += ["head.m=8"] if method == "gsp" else []
+    options += [f"paths.output_dir={folder / f'{method}_{loss}'}", f"paths.cache_dir={folder / 'cache'}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=options)
+    run_folder = RunFolder(Path(config.paths.output_dir))
+    parts = build(config)
+    course = Steps(config, run_folder, parts)
+    trainer = _trainer(config, course, learns_statistics=False)
+    run_folder.open(config, options)
+    trainer.fit(parts.method, datamodule=parts.data)
+    state = {name: value for name, value in parts.method.state_dict().items() if isinstance(value, torch.Tensor)}
+    if "dces" in (saved := torch.load(run_folder.last, weights_only=True)):
+        state |= {f"dces/{name}": value for name, value in saved["dces"].items() if isinstance(value, torch.Tensor)}
+    return {"losses": course.losses, "state": {name: value.clone() for name, value in state.items()}}
+
+
+def _train_as_a_rank(cases: list[tuple[str, str]], folder: Path) -> dict[str, Any]:
+    here, world = (str(number()) for number in (torch.distributed.get_rank, torch.distributed.get_world_size))
+    os.environ |= {"RANK": here, "LOCAL_RANK": here, "GROUP_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "test"}  # as torchrun does
+    return {f"{method} {loss}": _train(method, loss, folder) for method, loss in cases}
+
+
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")  # frozen batch norm means to be
+@pytest.mark.parametrize("cases", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_every_method_and_loss_on_two_ranks_is_that_on_one(
+    on_ranks: Callable[..., list[Any]], tmp_path: Path, cases: list[tuple[str, str]], one_thread: None
+) -> None:
+    first, second = on_ranks(2, _train_as_a_rank, cases, tmp_path / "two")
+    for method, loss in cases:
+        name = f"{method} {loss}"
+        alone = _train(method, loss, tmp_path / "one")
+        assert len(alone["losses"]) == STEPS
+        assert alone["losses"] == pytest.approx(first[name]["losses"], rel=1e-6, abs=1e-6), name
+        assert first[name]["losses"] == second[name]["losses"], name  # each has the loss of the whole batch
+        assert alone["state"].keys() == first[name]["state"].keys()
+        for part, value in alone["state"].items():
+            there = f"{name}: {part}"
+            # Loss parameters, memories and clusters too, which no one else keeps in step.
+            torch.testing.assert_close(second[name]["state"][part], first[name]["state"][part], rtol=0, atol=0, msg=there)
+            torch.testing.assert_close(first[name]["state"][part], value, rtol=1e-6, atol=1e-6, msg=there)
+
+
+def _points(count: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(count)
+    points = torch.as_tensor(np.round(rng.normal(size=(count, 3)), 1), dtype=torch.float32)  # with ties
+    return points, torch.as_tensor(rng.integers(classes, size=count))
+
+
+def _figures(shared: bool) -> dict[str, dict[str, Any]]:
+    """Of sets that no world size divides, and of one too small for all ranks to have a part of."""
+    found: dict[str, dict[str, Any]] = {}
+    for count in (7, 257, 517):
+        points, labels = _points(count, 5)
+        ranking = rank(points, labels, shared=shared)
+        found[f"rank {count}"] = {name: torch.as_tensor(value) for name, value in vars(ranking).items()}
+        found[f"evaluate {count}"] = evaluate(points, labels, ks=(1, 3), shared=shared, clustering=False)
+        found[f"one image {count}"] = one_image_gallery(points, labels, draws=2, shared=shared)
+        gallery, there = _points(count + 4, 5)
+        cameras, others = torch.arange(count) % 3, torch.arange(count + 4) % 2
+        found[f"cameras {count}"] = across_cameras(
+            points, labels, cameras, gallery=gallery, gallery_labels=there, gallery_cameras=others, shared=shared
+        )
+    return found
+
+
+def _shared_figures() -> tuple[dict[str, dict[str, Any]], torch.Tensor]:
+    return _figures(shared=True), gather_rows(torch.tensor([torch.distributed.get_rank()]))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
+    on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
+) -> None:
+    alone = _figures(shared=False)
+    for figures, ranks in on_ranks(world_size, _shared_figures):
+        assert ranks.tolist() == list(range(world_size))
+        for name, expected in alone.items():
+            assert figures[name].keys() == expected.keys()
+            for figure, value in expected.items():
+                assert torch.equal(torch.as_tensor(figures[name][figure]), torch.as_tensor(value)), (name, figure)
