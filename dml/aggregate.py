@@ -91,7 +91,7 @@ def together(folders: Sequence[Path]) -> list[Together]:
     groups: dict[str, list[Run]] = {}
     for run in leaves(folders):
         if "fold" in run.config.protocol:
-            groups.setdefault(configuration(run), []).append(run)
+            groups.setdefault(configuration(run.config), []).append(run)
     if not groups:
         raise UserError(f"no finished training of protocol=mlrc lies below {', '.join(map(str, folders))}.")
     return [_of_one(runs) for runs in groups.values()]

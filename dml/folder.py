@@ -144,8 +144,6 @@ class RunFolder:
         path = self.checkpoint()
         if path is None:
             return False
-        if path == self.previous:
-            log.warning("%s is damaged: the run goes on from the one before it.", self.last)
         done: bool = load_checkpoint(path)["finished"]
         if done and not (self.path / "metrics.json").exists():
             raise UserError(
@@ -176,6 +174,7 @@ class RunFolder:
             for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
                 torn.unlink()
             if self.last.exists() and not sound(self.last):
+                log.warning("%s is damaged: the run goes on from the one before it.", self.last)
                 self.last.unlink()  # else it would take the place of the one before
             yield
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -116,28 +116,29 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     """Runs of one configuration together; the label is what was typed and is not common to all rows."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(configuration(run), []).append(run)
+        groups.setdefault(configuration(run.config), []).append(run)
     if len(groups) == 1:
-        return [Row(_method(runs[0]), list(runs))]
+        return [Row(label(runs[0].config)[0], list(runs))]
     typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
     common = set(typed[0]).intersection(*typed)
     labels = [" ".join(o for o in options if o not in common) or "the rest by default" for options in typed]
     return [Row(label, group) for label, group in zip(labels, groups.values(), strict=True)]
 
 
-def configuration(run: Run) -> str:
+def configuration(config: DictConfig) -> str:
     """The same of runs that differ in their repetition alone, which may have other numbers of training classes."""
     options = {}
-    for name, value in flat(run.config, run.config.runtime).items():
-        counted = name.startswith(("method.", "loss.")) and value == run.config.runtime.train_classes
+    for name, value in flat(config, config.runtime).items():
+        counted = name.startswith(("method.", "loss.")) and value == config.runtime.train_classes
         if name not in REPEATS and not (counted and name.endswith("classes")):
             options[name] = value
     return json.dumps(options, sort_keys=True, default=str)
 
 
-def _method(run: Run) -> str:
-    name: str = run.config.method._target_.rsplit(".", 1)[1]
-    return name
+def label(config: DictConfig) -> tuple[str, str, str]:
+    """Method, data set and protocol, by the names of what they are made of."""
+    method, protocol = (str(part._target_).rsplit(".", 1)[1] for part in (config.method, config.protocol))
+    return method, str(config.dataset.get("name") or config.dataset._target_.rsplit(".", 1)[1]), protocol
 
 
 def _tells(override: str) -> bool:
@@ -183,7 +184,7 @@ def _point(row: Row) -> figures.Point:
     others = [option for option in row.label.split(" ") if not re.match(r"method\.[A-Z]=", option)]
     figure = row.metrics
     return figures.Point(
-        line=" ".join(others) or _method(row.runs[0]),
+        line=" ".join(others) or label(row.runs[0].config)[0],
         learners=sum(bool(re.fullmatch(r"learners/\d+/recall@1", name)) for name in row.runs[0].metrics),
         params=figure["model/params"],
         flops=figure["model/flops"],

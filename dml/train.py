@@ -36,7 +36,7 @@ from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Part
 from dml.files import WholeCheckpoints
 from dml.folder import RunFolder, load_checkpoint
-from dml.loggers import FolderLogger, log_pictures
+from dml.loggers import FolderLogger, log_outcome, log_pictures, shareable
 from dml.methods.base import Method, NonFiniteLoss, Shares
 from dml.reporting.report import Examples, write_report
 from dml.reporting.scores import write_scores
@@ -70,7 +70,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
         return _close(folder)
     parts, trainer = prepare(config, folder)
     folder.open(config, overrides)
-    with folder.locked(), folder.logged():
+    with folder.logged(), folder.locked():
         try:
             _fit(config, folder, parts, trainer)
         except BaseException as error:
@@ -156,7 +156,7 @@ def _environment() -> list[ClusterEnvironment]:
 def _fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     trainer.loggers = [FolderLogger(folder.path), *(make(one) for one in config.logger.values())]
     for logger in trainer.loggers:
-        logger.log_hyperparams(plain(config))
+        logger.log_hyperparams(shareable(config))
     try:
         with folder.inherited(), warnings.catch_warnings():
             # Frozen batch norm is in eval mode, and means to be.
@@ -411,13 +411,14 @@ class Course(Callback):
             | {"data/train/images": data.train_images, "data/train/classes": data.train_classes}
             | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
             | {f"model/{name}": value for name, value in self.parts.complexity.items()}
-            | {"run/steps": self.last_step, "run/seconds": state["seconds"]}
+            | {"run/steps": self.last_step, "run/devices": trainer.world_size, "run/seconds": state["seconds"]}
             | {"run/seconds_between_steps": state["seconds_between_steps"]}
             | {"run/images_per_second": images / state["seconds"]}
         )
         examples = self._examples(trainer)
         pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, examples)
         log_pictures(trainer.loggers, pictures, self.last_step)
+        log_outcome(trainer.loggers, metrics)
         write_scores(self.folder.path, self.parts, table)
         self.folder.write_metrics(metrics)
 

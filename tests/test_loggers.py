@@ -4,11 +4,15 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
-from dml.loggers import FolderLogger, read_metrics
+from dml.build import make
+from dml.folder import RunFolder
+from dml.loggers import FolderLogger, read_metrics, wandb_logger
 from dml.train import run
 from tests.conftest import TINY
 
@@ -38,6 +42,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
 
 
 def leveldb_records(content: bytes) -> Iterator[bytes]:
@@ -56,23 +61,91 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-@pytest.mark.usefixtures("offline")
-def test_wandb_offline_holds_config_figures_and_pictures(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
-    import wandb
+def read_back(folder: Path) -> tuple[list[Any], bytes]:
+    """All records of the only W&B run below a folder, and what of it is sent, as bytes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    metrics = run(configure(*TINY, "logger=wandb", "trainer.max_steps=2"), [])
+    files = sorted((folder / "wandb").glob("*run-*/*.wandb"))
+    content = [file.read_bytes() for file in files]
+    records = [Record.FromString(data) for one in content for data in leveldb_records(one)]
+    # Of an artifact its record says where to fetch it from, on this machine.
+    told = [record.SerializeToString() for record in records if not record.HasField("artifact")]
+    told += [path.read_bytes() for path in (folder / "wandb").glob("*run-*/files/**/*") if path.is_file()]
+    return records, b"".join(told)
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
+    import wandb
+
+    place, weights = tmp_path / "sweep" / "first", tmp_path / "private" / "small.pth"
+    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "trainer.max_steps=2", "seed=3"]
+    weights.parent.mkdir()
+    torch.save(make(configure(*options).backbone).state_dict(), weights)
+    options += [f"backbone.weights={weights}", f"paths.output_dir={place}"]
+    metrics = run(configure(*options), options)
     assert wandb.run is None  # finished
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    assert (tmp_path / "run" / "wandb_id").read_text() in file.name
-    config, history = {}, []
-    for data in leveldb_records(file.read_bytes()):
-        record = Record.FromString(data)
-        for item in record.config.update:
-            config[item.key] = json.loads(item.value_json)
+    records, kept = read_back(place)
+    (begun,) = [record.run for record in records if record.HasField("run")]
+    assert begun.run_id == (place / "wandb_id").read_text()
+    assert begun.run_group.startswith("ABE-glyphs-")
+    assert begun.job_type == "seed 3"
+    assert begun.host == ""
+    assert set(begun.tags) == {"ABE", "glyphs", "Conventional"}
+    config, history, summary = {}, [], {}
+    for record in records:
+        config |= {item.key: json.loads(item.value_json) for item in record.config.update}
+        config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        summary |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update}
         if items := record.history.item:
             history.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
-    assert config["head"]["dim"] == 16
+    config.pop("_wandb", None)
+    assert config["head/dim"] == 16
+    assert config["backbone/weights"] == ".../small.pth"
+    assert config["runtime/train_classes"] == 12
+    assert not any(isinstance(value, dict) and value for value in config.values())  # flat
+    assert not any(name.startswith(("paths", "logger")) for name in config)
+    for private in (
+        str(tmp_path),
+        str(Path.home()),
+    ):
+        assert private.encode() not in kept, private
     names = {name for record in history for name in record}
-    assert {"test/recall@1", "train/loss", "curves", "gallery", "similarities"} <= names
+    assert {"test/recall@1", "train/loss", "curves", "gallery", "attention", "similarities", "learners"} <= names
     assert [record["test/recall@1"] for record in history if "test/recall@1" in record][-1] == metrics["test/recall@1"]
+    assert summary["best_on_test/recall@1"] == metrics["best_on_test/recall@1"]
+    (table,) = (place / "wandb").rglob("learners*.table.json")
+    content = json.loads(table.read_text())
+    assert content["columns"][:2] == ["learner", "recall@1"]
+    assert [row[1] for row in content["data"]] == [metrics[f"learners/{i}/recall@1"] for i in range(2)]
+
+
+@pytest.mark.usefixtures("offline")
+def test_runs_that_differ_in_their_seed_are_a_group_and_a_restart_is_the_same_run(
+    configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    groups = []
+    for options in (["seed=1"], ["seed=2"], ["seed=2", "head.dim=8"]):
+        folder = tmp_path / str(len(groups))
+        config = configure(*TINY, *options, f"paths.output_dir={folder}", "runtime.train_classes=12")
+        RunFolder(folder).open(config, options)
+        first = wandb_logger(str(folder), "dml")
+        again = wandb_logger(str(folder), "dml")
+        assert first._wandb_init["id"] == again._wandb_init["id"]
+        groups.append(first._wandb_init["group"])
+    assert groups[0] == groups[1] != groups[2]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_service_that_does_not_answer_holds_nothing_up(
+    configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MODE": "online", "BASE_URL": "http://127.0.0.1:9", "API_KEY": "a" * 40}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setattr("dml.loggers.SECONDS", 2)
+    metrics = run(configure(*TINY, "logger=wandb", "trainer.max_steps=2"), [])
+    assert metrics["run/steps"] == 2
+    assert "W&B does not answer" in (tmp_path / "run" / "run.log").read_text()
+    (offline,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert (tmp_path / "run" / "wandb_id").read_text() in offline.name
+    assert b"a" * 40 not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())

@@ -91,7 +91,9 @@ def test_every_method_and_loss_on_two_ranks_is_that_on_one(
         for part, value in alone["state"].items():
             there = f"{name}: {part}"
             # Loss parameters, memories and clusters too, which no one else keeps in step.
-            torch.testing.assert_close(second[name]["state"][part], first[name]["state"][part], rtol=0, atol=0, msg=there)
+            torch.testing.assert_close(
+                second[name]["state"][part], first[name]["state"][part], rtol=0, atol=0, msg=there
+            )
             torch.testing.assert_close(first[name]["state"][part], value, rtol=1e-6, atol=1e-6, msg=there)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from dml.errors import INTERRUPTED
+from dml.folder import load_checkpoint
 from dml.loggers import read_metrics
 from tests.conftest import TINY
 
@@ -22,16 +24,21 @@ def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
-def kill_after_step(process: subprocess.Popen[bytes], folder: Path, step: int) -> None:
-    """SIGKILL to the process and its workers as soon as the log shows `step`."""
+def kill_after_step(
+    process: subprocess.Popen[bytes], folder: Path, step: int, number: signal.Signals = signal.SIGKILL
+) -> int:
+    """SIGKILL to the process and its workers, or another signal to it, once the log shows `step`: its exit code."""
     log = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (log.exists() and any(record["step"] >= step for record in read_metrics(log))):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if number == signal.SIGKILL:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    return process.wait()
 
 
 def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dict[str, torch.Tensor]]:
@@ -50,7 +57,13 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     kill_after_step(start(disturbed, *options), disturbed, 1)  # before the first checkpoint
     (disturbed / "checkpoints" / ".last.ckpt.1").write_bytes(b"torn")
     kill_after_step(start(disturbed, *options), disturbed, 6)  # two steps past a checkpoint
-    kill_after_step(start(disturbed, *options), disturbed, 17)
+    told = start(disturbed, *options)
+    assert kill_after_step(told, disturbed, 11, signal.SIGUSR1) == INTERRUPTED
+    saved = load_checkpoint(disturbed / "checkpoints" / "last.ckpt")["global_step"]
+    assert saved >= 11  # at the step in which the signal came
+    kill_after_step(start(disturbed, *options), disturbed, max(17, saved + 2))
+    last = disturbed / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:-1000])  # cut short: the one before is taken
     assert start(disturbed, *options).wait() == 0
 
     metrics, records, tensors = outcome(undisturbed)
@@ -60,4 +73,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     assert again[1] == records
     assert all(torch.equal(again[2][name], value) for name, value in tensors.items())
     assert not (disturbed / "checkpoints" / ".last.ckpt.1").exists()
-    assert "resumed at step" in (disturbed / "run.log").read_text()
+    log = (disturbed / "run.log").read_text()
+    assert "resumed at step" in log
+    assert "SIGUSR1" in log
+    assert "is damaged: the run goes on from the one before it" in log
