@@ -1,10 +1,15 @@
-"""`python -m dml.report FOLDER...`: one table of all finished runs below some folders, and what they cost.
+"""`python -m dml.report FOLDER...`: one table of all finished runs below some folders, what they cost, and a metric
+over each swept number.
 
-Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
+Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them. The
+first folder gets summary.html, .md, .csv, .tex and .json, and figures/.
 """
 
 import argparse
 import base64
+import csv
+import difflib
+import io
 import json
 import re
 import shlex
@@ -19,10 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from tabulate import tabulate
 
 from dml.command import stop
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import beside, replace_file
 from dml.folder import RunFolder, flat
 from dml.loggers import read_metrics
 from dml.pieces import pieces
@@ -62,6 +68,7 @@ class Row:
 
     label: str
     runs: list[Run]
+    options: dict[str, str]  # typed, and not common to all rows
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -118,11 +125,18 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     for run in runs:
         groups.setdefault(configuration(run.config), []).append(run)
     if len(groups) == 1:
-        return [Row(label(runs[0].config)[0], list(runs))]
+        return [Row(label(runs[0].config)[0], list(runs), {})]
     typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
     common = set(typed[0]).intersection(*typed)
-    labels = [" ".join(o for o in options if o not in common) or "the rest by default" for options in typed]
-    return [Row(label, group) for label, group in zip(labels, groups.values(), strict=True)]
+    own = [[o for o in options if o not in common] for options in typed]
+    return [
+        Row(
+            " ".join(options) or "the rest by default",
+            group,
+            dict(o.lstrip("+").split("=", 1) for o in options if "=" in o),
+        )
+        for options, group in zip(own, groups.values(), strict=True)
+    ]
 
 
 def configuration(config: DictConfig) -> str:
@@ -146,17 +160,26 @@ def _tells(override: str) -> bool:
     return name not in REPEATS and not name.startswith(("paths.", "logger", "hydra"))
 
 
-def write_summary(folders: Sequence[Path]) -> Path:
-    """`summary.html`, `summary.json` and `figures/` in the first folder; prints the table.
+def write_summary(folders: Sequence[Path], metric: str = "test/recall@1", over: str | None = None) -> Path:
+    """`summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/` in the first folder; prints the table.
+
+    Args:
+        metric: drawn over each number that the runs were swept over, with its standard deviation.
+        over: the only option to draw it over; None: every one.
+
+    Returns:
+        The page.
 
     Raises:
-        UserError: no finished run below the folders, or the first cannot be written.
+        UserError: no finished run below the folders, a metric or an option that they do not have, or the first cannot
+            be written.
     """
     runs = leaves(folders)
     if not runs:
         raise UserError(f"no finished run (config.yaml with metrics.json) lies below {', '.join(map(str, folders))}.")
     table = rows(runs)
     shown = [name for name in COLUMNS if any(name in row.metrics for row in table)]
+    swept = _swept(table, metric, over)
     _print(table, [name for name in PRINTED if name in shown])
     content = [
         {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table
@@ -165,18 +188,76 @@ def write_summary(folders: Sequence[Path]) -> Path:
     drawn = {
         "cost": figures.recall_and_cost([_point(row) for row in table]),
         "recall": figures.recall_over_steps({row.label: _course(row) for row in table}),
-    }
+    } | {f"over_{name}": figures.over(lines, name, metric) for name, lines in swept.items()}
     pictures = {name: place / f"{name}.png" for name in drawn}
+    texts = {
+        "json": json.dumps(content, indent=1) + "\n",
+        "md": tabulate(_cells(table, shown), headers="keys", tablefmt="github", disable_numparse=True) + "\n",
+        "tex": tabulate(_cells(table, shown), headers="keys", tablefmt="latex_booktabs", disable_numparse=True) + "\n",
+        "csv": _csv(table),
+    }
     try:
         place.mkdir(exist_ok=True)
         for name, figure in drawn.items():
-            figure.savefig(pictures[name])
-        replace_file(folders[0] / "summary.json", json.dumps(content, indent=1) + "\n")
-        replace_file(page, _html(table, shown, pictures))
+            with beside(pictures[name]) as new:
+                figure.savefig(new, format="png")
+        for kind, text in texts.items():
+            replace_file(folders[0] / f"summary.{kind}", text)
+        replace_file(page, _html(table, shown, pictures, list(swept)))
     except OSError as error:
         raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
     print(f"Report: {page}")
     return page
+
+
+def _swept(table: Sequence[Row], metric: str, over: str | None) -> dict[str, dict[str, list[figures.Measured]]]:
+    """Of each option that has several numbers: lines of what else differs, of the metric by the number."""
+    if not any(metric in row.metrics for row in table):
+        near = ", ".join(
+            difflib.get_close_matches(metric, sorted({n for row in table for n in row.metrics}), cutoff=0.4)
+        )
+        raise UserError(f"no run has the figure {metric}" + (f": did you mean {near}?" if near else "."))
+    found: dict[str, dict[str, list[figures.Measured]]] = {}
+    for name in dict.fromkeys(name for row in table for name in row.options):
+        lines: dict[str, list[figures.Measured]] = {}
+        for row in table:
+            value = _number(row.options.get(name, ""))
+            if value is not None and metric in row.metrics:
+                others = (
+                    " ".join(f"{o}={v}" for o, v in row.options.items() if o != name) or label(row.runs[0].config)[0]
+                )
+                point = figures.Measured(value, row.metrics[metric], row.metrics.get(f"{metric}/std", 0.0))
+                lines.setdefault(others, []).append(point)
+        if len({point.x for points in lines.values() for point in points}) > 1:
+            found[name] = lines
+    if over is not None and over not in found:
+        raise UserError(f"the runs were not swept over numbers of {over}; they were over {', '.join(found) or 'none'}.")
+    return {over: found[over]} if over is not None else found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _cells(table: Sequence[Row], shown: Sequence[str]) -> list[dict[str, str]]:
+    return [
+        {"configuration": row.label, "n": str(len(row.runs))} | {COLUMNS[name]: row.cell(name) for name in shown}
+        for row in table
+    ]
+
+
+def _csv(table: Sequence[Row]) -> str:
+    """All figures, to their last digit: `configuration, n`, and a column each, its deviation as `<name>/std`."""
+    names = sorted({name for row in table for name in row.metrics})
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["configuration", "n", *names])
+    for row in table:
+        writer.writerow([row.label, len(row.runs), *(row.metrics.get(name, "") for name in names)])
+    return text.getvalue()
 
 
 def _point(row: Row) -> figures.Point:
@@ -221,10 +302,11 @@ def _print(table: Sequence[Row], shown: Sequence[str]) -> None:
     Console().print(printed)
 
 
-def _html(table: Sequence[Row], shown: Sequence[str], pictures: Mapping[str, Path]) -> str:
+def _html(table: Sequence[Row], shown: Sequence[str], pictures: Mapping[str, Path], swept: Sequence[str]) -> str:
     return render(
         "summary.html.jinja",
         table=table,
+        swept=swept,
         columns={name: COLUMNS[name] for name in shown},
         pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
         commands=[(run, shlex.join(["python", "-m", "dml.run", *run.overrides])) for row in table for run in row.runs],
@@ -232,12 +314,17 @@ def _html(table: Sequence[Row], shown: Sequence[str], pictures: Mapping[str, Pat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dml.report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m dml.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps; the first is written to"
     )
+    parser.add_argument("--metric", default="test/recall@1", help="drawn over what was swept (default: %(default)s)")
+    parser.add_argument("--over", help="the only swept option to draw it over, for example method.M")
+    options = parser.parse_args()
     try:
-        write_summary(parser.parse_args().folders)
+        write_summary(options.folders, options.metric, options.over)
     except UserError as mistake:
         stop(str(mistake))
 

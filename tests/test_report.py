@@ -1,5 +1,7 @@
 """Tables over runs, from folders made as a run makes them."""
 
+import csv
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from omegaconf import DictConfig
 
 from dml.errors import UserError
 from dml.folder import RunFolder
-from dml.report import _point, leaves, main, rows, write_summary
+from dml.report import _point, _swept, leaves, main, rows, write_summary
 
 Configure = Callable[..., DictConfig]
 MakeRun = Callable[..., None]
@@ -48,6 +50,40 @@ def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     written = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     assert [row["metrics"] for row in written] == [row.metrics for row in table]
+
+
+def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: MakeRun, tmp_path: Path) -> None:
+    for job, (learners, weight, seed) in enumerate(itertools.product((1, 2, 8), (0.5, 1), (0, 1))):
+        recall = 0.1 * learners + 0.01 * weight + 0.001 * seed
+        options = [f"method.M={learners}", f"method.lambda_div={weight}", f"seed={seed}"]
+        make_run(str(job), recall, "method=abe", *options)
+    write_summary([tmp_path])
+    cells = [("method.M=1 method.lambda_div=0.5", "0.1055±0.0007"), ("method.M=8 method.lambda_div=1", "0.8105±0.0007")]
+    markdown, latex = ((tmp_path / f"summary.{kind}").read_text() for kind in ("md", "tex"))
+    for name, cell in cells:
+        assert re.search(rf"^\| {re.escape(name)} +\| 2 +\| {re.escape(cell)} +\|", markdown, re.MULTILINE)
+        assert re.search(rf"{re.escape(name).replace('_', '_')}.*& 2 *& {re.escape(cell)}", latex.replace("\\_", "_"))
+    assert "\\toprule" in latex
+    with (tmp_path / "summary.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 6
+    assert [row["n"] for row in table] == ["2"] * 6
+    by_name = {row["configuration"]: row for row in table}
+    assert float(by_name[cells[0][0]]["test/recall@1"]) == pytest.approx(0.1055)
+    assert float(by_name[cells[0][0]]["test/recall@1/std"]) == pytest.approx(np.std([0.105, 0.106], ddof=1))
+    drawn = _swept(rows(leaves([tmp_path])), "test/recall@1", None)
+    assert list(drawn) == ["method.M", "method.lambda_div"]
+    assert {point.x for point in drawn["method.M"]["method.lambda_div=0.5"]} == {1, 2, 8}
+    means = sorted(point.mean for point in drawn["method.M"]["method.lambda_div=1"])
+    assert means == pytest.approx([0.1105, 0.2105, 0.8105])
+    assert drawn["method.lambda_div"]["method.M=2"][0].std == pytest.approx(0.001 / np.sqrt(2))
+    for name in drawn:
+        assert (tmp_path / "figures" / f"over_{name}.png").exists()
+    assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
+    with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
+        write_summary([tmp_path], "learners/mean/recal")
+    with pytest.raises(UserError, match=r"not swept over numbers of lr; they were over method\.M, method\.lambda_div"):
+        write_summary([tmp_path], over="lr")
 
 
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:

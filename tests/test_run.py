@@ -168,7 +168,7 @@ def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
         return read_metrics(folder / "metrics.jsonl")
 
     one = outcome("seed=1", "trainer.num_workers=0")
-    assert outcome("seed=1", "trainer.num_workers=2") == one
+    assert outcome("seed=1", "trainer.num_workers=4") == one
     assert outcome("seed=2", "trainer.num_workers=0") != one
 
 
@@ -235,13 +235,3 @@ def test_a_training_that_diverges_stops_and_saves(configure: Configure, tmp_path
     saved = torch.load(tmp_path / "run" / "checkpoints" / "non_finite.ckpt", weights_only=True)
     assert saved["global_step"] >= 1
     assert "became" in (tmp_path / "run" / "run.log").read_text()
-
-
-def test_a_sweep_is_a_folder_a_job(tmp_path: Path) -> None:
-    options = [*TINY, "trainer.max_steps=2", "protocol.clustering=false", "seed=1,2", f"paths.sweep_dir={tmp_path}"]
-    subprocess.run([sys.executable, "-m", "dml.run", "-m", *options], capture_output=True, check=True)
-    for job, seed in (("0", 1), ("1", 2)):
-        assert OmegaConf.load(tmp_path / job / "config.yaml").seed == seed
-        assert json.loads((tmp_path / job / "metrics.json").read_text())["run/steps"] == 2
-    (row,) = json.loads((tmp_path / "summary.json").read_text())  # the seeds are one row
-    assert len(row["runs"]) == 2

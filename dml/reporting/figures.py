@@ -1,5 +1,6 @@
 """The pictures of a report, one function a picture; each returns a matplotlib figure or an image."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,36 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
+    return figure
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure at a number of a sweep: its mean over repetitions and their standard deviation."""
+
+    x: float
+    mean: float
+    std: float
+
+
+def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str) -> Figure:
+    """A metric over a swept number, a line a configuration (ABE Fig. 7; GSP Fig. 10)."""
+    labels = _wrapped(lines)
+    figure = _figure(6, 3.2 + _height(labels.values()))
+    axes = figure.subplots()
+    for line, points in lines.items():
+        points = sorted(points, key=lambda point: point.x)
+        values, stds = [point.mean for point in points], [point.std for point in points]
+        xs = [point.x for point in points]
+        axes.errorbar(xs, values, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=labels[line])
+    numbers = sorted({point.x for points in lines.values() for point in points})
+    if numbers[0] > 0 and numbers[-1] / numbers[0] >= 8:
+        axes.set_xscale("log", base=2 if all(math.log2(n).is_integer() for n in numbers) else 10)
+    axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=7)
     return figure
 
 

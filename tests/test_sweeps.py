@@ -1,0 +1,116 @@
+"""`-m`: a folder and a process a job, whatever launches them; what fails is marked, what is done is kept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from dml.command import SWEPT
+from dml.errors import INTERRUPTED
+from dml.loggers import read_metrics
+from dml.run import job_name
+from tests.conftest import TINY
+
+TINIER = [*TINY, "trainer.max_steps=2", "protocol.every=2", "protocol.clustering=false"]
+
+
+def sweep(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dml.run", "-m", *TINIER, f"paths.sweep_dir={folder}", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def figures(folder: Path) -> dict[str, float]:
+    content: dict[str, float] = json.loads((folder / "metrics.json").read_text())
+    return content
+
+
+def test_a_job_that_fails_is_marked_and_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "method=abe", "method.M=3,1")  # 3 learners cannot share 16 dimensions
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "all 3 learners together" in done.stderr
+    assert f"Failed: {tmp_path / 'method.M=3'} (exit code 2)" in done.stderr
+    assert "1 of the jobs failed" in done.stderr
+    assert sorted(path.name for path in tmp_path.glob("method*")) == ["method.M=1", "method.M=3.failed"]
+    assert OmegaConf.load(tmp_path / "method.M=1" / "config.yaml").method.M == 1
+    assert [row["label"] for row in json.loads((tmp_path / "summary.json").read_text())] == ["ABE"]
+    larger = sweep(tmp_path, "method=abe", "method.M=2,1")
+    assert larger.stdout.count("nothing was trained") == 1
+    assert figures(tmp_path / "method.M=2")["run/steps"] == 2
+    assert {row["label"] for row in json.loads((tmp_path / "summary.json").read_text())} == {"method.M=1", "method.M=2"}
+
+
+def test_two_devices_a_job(tmp_path: Path) -> None:
+    devices = ["trainer=ddp", "trainer.devices=2", "backbone.freeze=bn_statistics"]
+    done = sweep(tmp_path, *devices, "seed=1,2")
+    assert done.returncode == 0, done.stderr
+    for seed in (1, 2):
+        folder = tmp_path / f"seed={seed}"
+        assert OmegaConf.load(folder / "config.yaml").seed == seed
+        assert figures(folder)["run/devices"] == 2
+        steps = [record["step"] for record in read_metrics(folder / "metrics.jsonl") if "train/loss" in record]
+        assert steps == [1, 2]  # once, by one rank
+    (row,) = json.loads((tmp_path / "summary.json").read_text())  # the seeds are one row
+    assert len(row["runs"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+        ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=1"],
+    ],
+    ids=["joblib", "submitit"],
+)
+def test_launchers(tmp_path: Path, plugin: list[str]) -> None:
+    done = sweep(tmp_path, *plugin, "seed=1,2")
+    assert done.returncode == 0, done.stderr
+    for seed in (1, 2):
+        assert figures(tmp_path / f"seed={seed}")["run/steps"] == 2
+        assert "training" in (tmp_path / f"seed={seed}.log").read_text()
+
+
+@pytest.mark.slow
+def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path) -> None:
+    options = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_trials=4"]
+    options += ["hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.max_failure_rate=1"]
+    options += ["protocol.select=val_classes", "lr=choice(1e-3,1e-2,1e30)"]
+    done = sweep(tmp_path, *options)
+    assert "1 of the jobs failed" in done.stderr
+    assert done.returncode == 1
+    best = OmegaConf.load(tmp_path / "optimization_results.yaml")
+    found = {folder.name: figures(folder) for folder in tmp_path.glob("lr=*") if folder.is_dir()}
+    assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
+
+
+def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dml.run", "-m", *TINY, "trainer.max_steps=5000", "seed=1,2"]
+    command += [f"paths.sweep_dir={tmp_path}"]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log, deadline = tmp_path / "seed=1" / "metrics.jsonl", time.monotonic() + 60
+    while not log.exists() or len(read_metrics(log)) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(60) == INTERRUPTED
+    assert (tmp_path / "seed=1" / "checkpoints" / "last.ckpt").exists()
+    assert not (tmp_path / "seed=2").exists()
+    assert not list(tmp_path.glob("*.failed"))
+
+
+def test_names_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWEPT, "method.M,seed,dataset")
+    assert job_name(["method=abe", "method.M=2", "lr=1", "seed=3"]) == "method.M=2,seed=3"
+    assert job_name(["dataset=a/b", "lr=1"]) == "dataset=a_b"
+    assert job_name(["lr=1"]) == "job"
+    long = [job_name([f"dataset={'x' * 200}{i}"]) for i in range(2)]
+    assert long[0] != long[1]
+    assert all(len(name) == 100 for name in long)
+    assert os.sep not in "".join(long)
