@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from omegaconf import DictConfig
 
 from dml.loggers import read_metrics, shareable
@@ -55,6 +56,7 @@ def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tm
         assert (tmp_path / "run" / "figures" / f"{picture}.png").exists()
 
 
+@pytest.mark.slow
 def test_a_service_that_does_not_answer_is_told_in_a_sentence() -> None:
     done = dashboard("--project", "p", WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="a" * 40)
     assert done.returncode == 2

@@ -81,6 +81,7 @@ def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Call
         pytest.param(["method=gsp", "head.m=8", "protocol=conventional"], marks=pytest.mark.slow, id="gsp"),
         pytest.param(
             ["method=dces", "method.T=1", "protocol=random_class_split", "protocol.split=1", "protocol.every=2"],
+            marks=pytest.mark.slow,
             id="dces",
         ),
     ],

@@ -46,6 +46,7 @@ def test_a_job_that_fails_is_marked_and_the_same_sweep_again_does_what_is_missin
     assert {row["label"] for row in json.loads((tmp_path / "summary.json").read_text())} == {"method.M=1", "method.M=2"}
 
 
+@pytest.mark.slow
 def test_two_devices_a_job(tmp_path: Path) -> None:
     devices = ["trainer=ddp", "trainer.devices=2", "backbone.freeze=bn_statistics"]
     done = sweep(tmp_path, *devices, "seed=1,2")

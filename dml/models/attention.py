@@ -85,7 +85,7 @@ def _walked(maps: Tensor, steps: int) -> Tensor:
     leaving = weights.sum(2, keepdim=True)
     count = weights.shape[1]
     walk = torch.where(leaving > 0, weights / leaving, 1 / count)
-    mass = before = maps.new_full((len(maps), 1, count), 1 / count)
+    mass = before = maps.new_full((maps.shape[0], 1, count), 1 / count)
     for _ in range(steps):
         mass, before = mass @ walk, mass
     return ((mass + before) / 2).unflatten(2, maps.shape[2:]).squeeze(1)
@@ -117,11 +117,18 @@ def object_boxes(proposals: Tensor) -> Tensor:
     """
     height, width = proposals.shape[1:]
     mean = proposals.mean((1, 2), keepdim=True)
-    above = (proposals > mean * (1 + 1e-4)).cpu().numpy()  # an even map is above its mean nowhere
+    above = proposals > mean * (1 + 1e-4)  # an even map is above its mean nowhere
+    boxes = _traced_parts(above) if torch.compiler.is_exporting() else _largest_parts(above)
+    return _squares(boxes, height, width)
+
+
+def _largest_parts(above: Tensor) -> Tensor:
+    """`[B,H,W]` bool -> `[B,4]` int64, the box of the largest part, of equal ones the first; the whole image where there
+    is none."""
     touching = np.zeros((3, 3, 3), bool)
     touching[1] = True  # within an image, not between images
-    parts, count = ndimage.label(above, structure=touching)
-    boxes = np.tile(np.array([0, 0, width, height]), (len(above), 1))
+    parts, count = ndimage.label(above.cpu().numpy(), structure=touching)
+    boxes = np.tile(np.array([0, 0, above.shape[2], above.shape[1]]), (len(above), 1))
     if count:
         sizes = np.bincount(parts.ravel(), minlength=count + 1)[1:]
         found = ndimage.find_objects(parts)
@@ -130,16 +137,49 @@ def object_boxes(proposals: Tensor) -> Tensor:
         for part in order[np.unique(image[order], return_index=True)[1]]:
             _, rows, columns = found[part]
             boxes[image[part]] = columns.start, rows.start, columns.stop, rows.stop
-    return torch.as_tensor(_squares(boxes, height, width), device=proposals.device)
+    return torch.as_tensor(boxes, device=above.device)
 
 
-def _squares(boxes: np.ndarray, height: int, width: int) -> np.ndarray:
+def _traced_parts(above: Tensor) -> Tensor:
+    """`_largest_parts` in operators that a graph can hold, for `dml.export`.
+
+    Every pixel of a part takes the largest number among its neighbours, and then the number of the pixel that this one
+    belongs to, until nothing changes: all have that of their part's first pixel. Numbers are exact up to 2^24 pixels.
+    """
+    height, width = above.shape[1:]
+    count = height * width
+    number = torch.arange(count, 0, -1, dtype=torch.float32, device=above.device).view(height, width)
+
+    def changed(before: Tensor, numbers: Tensor) -> Tensor:
+        return (before != numbers).any()
+
+    def spread(before: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        near = (F.max_pool2d(numbers[:, None], 3, stride=1, padding=1).squeeze(1) * above).flatten(1)
+        far = near.gather(1, (count - near).long().clamp(max=count - 1))
+        return numbers.clone(), far.view_as(numbers) * above
+
+    start = number * above
+    _, numbers = torch.while_loop(changed, spread, (torch.zeros_like(start), start))
+    first = (count - numbers).long().flatten(1)  # of the pixel's part; `count` outside
+    sizes = torch.zeros_like(numbers).flatten(1)
+    sizes = F.pad(sizes, (0, 1)).scatter_add(1, first, torch.ones_like(sizes))[:, :count]
+    largest = sizes.argmax(1, keepdim=True)
+    inside = (first == largest).view_as(above) | ~above.any(2, keepdim=True).any(1, keepdim=True)
+    return torch.cat([_extent(inside.any(1)), _extent(inside.any(2))], dim=1)[:, [0, 2, 1, 3]]
+
+
+def _extent(line: Tensor) -> Tensor:
+    """`[B,n]` bool -> `[B,2]`, where its true cells begin and end, the end exclusive."""
+    return torch.stack([line.int().argmax(1), line.shape[1] - line.flip(1).int().argmax(1)], dim=1)
+
+
+def _squares(boxes: Tensor, height: int, width: int) -> Tensor:
     """`[B,4]` boxes as squares inside the image."""
     start, stop = boxes[:, :2], boxes[:, 2:]
-    side = (stop - start).max(1, keepdims=True).clip(max=min(height, width))
+    side = (stop - start).amax(1, keepdim=True).clamp(max=min(height, width))
     start = (start + stop - side) // 2
-    start = start.clip(0, np.array([width, height]) - side)
-    return np.concatenate([start, start + side], axis=1)
+    start = start.clamp(min=0).minimum(torch.tensor([width, height], device=boxes.device) - side)
+    return torch.cat([start, start + side], dim=1)
 
 
 @torch.no_grad()
@@ -148,7 +188,7 @@ def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
     height, width = images.shape[2:]
     size = torch.tensor([width, height], dtype=torch.float32, device=images.device)
     start, stop = boxes[:, :2] / size, boxes[:, 2:] / size  # of 1
-    theta = torch.zeros(len(images), 2, 3, dtype=torch.float32, device=images.device)
+    theta = torch.zeros(images.shape[0], 2, 3, dtype=torch.float32, device=images.device)
     theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
     theta[:, :, 2] = start + stop - 1
     with torch.autocast(images.device.type, enabled=False):  # coordinates in bfloat16 would be pixels off

@@ -78,7 +78,7 @@ def _by_newton(cost: Tensor, mu: float, eps: float, iterations: int) -> tuple[Te
         # exact where they matter, which is near each location's cheapest prototype, and near the dearest location that
         # a hard choice would keep. Adding the same to all costs changes nothing but s.
         cheapest = cost.amin(-2)
-        pivot = cheapest.kthvalue(min(n, math.ceil(mu * n)), dim=-1, keepdim=True).values
+        pivot = cheapest.topk(min(n, math.ceil(mu * n)), dim=-1, largest=False).values[..., -1:]
     utility = -eps * (cost - cheapest.unsqueeze(-2))
     spread = torch.logsumexp(utility, dim=-2)
     pull = spread - eps * (cheapest - pivot)  # l
@@ -126,8 +126,8 @@ def _balance(pull: Tensor, mu: float, iterations: int) -> Tensor:
         slack = 1e-6 * (1 + s.abs())  # at the solution rounding may step over the bracket's end
         inside = (new >= low - slack) & (new <= high + slack)  # false for NaN
         s, before = torch.where(inside, new, (low + high) / 2), s
-        if s.device.type == "cpu" and torch.equal(s, before):  # elsewhere, to look is to wait for the device
-            break
+        if s.device.type == "cpu" and not torch.compiler.is_exporting() and torch.equal(s, before):
+            break  # elsewhere, to look is to wait for the device; a graph takes all steps
     return s
 
 
