@@ -3,10 +3,10 @@ PYTHON ?= python3
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint clean
+.PHONY: help install run test lint experiments-smoke clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
 
 install: .venv/installed  ## make .venv and install dml into it (faiss for the GPU where nvidia-smi answers)
 
@@ -20,6 +20,9 @@ run: install  ## train the default configuration and say where the report lies; 
 
 test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k abe" chooses others
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+
+experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
+	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment all --scale smoke
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -133,7 +133,9 @@ class RunFolder:
         for path in (self.last, self.previous):
             if sound(path):
                 return path
-        raise UserError(f"{self.last} is damaged and no whole one before it is there: delete it to train from the start.")
+        raise UserError(
+            f"{self.last} is damaged and no whole one before it is there: delete it to train from the start."
+        )
 
     def finished(self) -> bool:
         """Whether the last checkpoint is the one at the end; the report is written before it.

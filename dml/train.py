@@ -72,7 +72,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     folder.open(config, overrides)
     with folder.logged(), folder.locked():
         try:
-            _fit(config, folder, parts, trainer)
+            fit(config, folder, parts, trainer)
         except BaseException as error:
             go_on = f"the same options with paths.output_dir={folder.path} go on"
             if no_room(error):  # not even for a line in run.log
@@ -89,7 +89,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
     """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
     parts = build(config)
-    return parts, _trainer(config, Course(config, folder, parts), _learns_statistics(parts.method))
+    return parts, trainer_of(config, Course(config, folder, parts))
 
 
 def _learns_statistics(method: Method) -> bool:
@@ -97,8 +97,9 @@ def _learns_statistics(method: Method) -> bool:
     return any(isinstance(part, _BatchNorm) and part.training for part in method.train().modules())
 
 
-def _trainer(config: DictConfig, course: "Course", learns_statistics: bool) -> pl.Trainer:
-    """Raises UserError where Lightning refuses an option, or we do."""
+def trainer_of(config: DictConfig, course: "Course") -> pl.Trainer:
+    """The trainer of a run. Raises UserError where Lightning refuses an option, or we do."""
+    learns_statistics = _learns_statistics(course.parts.method)
     if config.trainer.get("accumulate_grad_batches", 1) != 1:
         raise UserError(
             "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
@@ -153,7 +154,8 @@ def _environment() -> list[ClusterEnvironment]:
     return [LightningEnvironment()] if alone and not TorchElasticEnvironment.detect() else []
 
 
-def _fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
+def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
+    """Trains from the last checkpoint on, with all loggers."""
     trainer.loggers = [FolderLogger(folder.path), *(make(one) for one in config.logger.values())]
     for logger in trainer.loggers:
         logger.log_hyperparams(shareable(config))
@@ -398,12 +400,11 @@ class Course(Callback):
         for logger in trainer.loggers:
             logger.save()
 
-    @rank_zero_only
-    def _report(self, trainer: pl.Trainer, figures: dict[str, float], table: Table) -> None:
-        """`metrics.json`, figures and `report.html`."""
+    def _metrics(self, trainer: pl.Trainer, figures: dict[str, float]) -> dict[str, float]:
+        """The content of `metrics.json`."""
         data, state = self.parts.data, self.state
         images = self.last_step * self.config.sampler.batch_size
-        metrics = (
+        return (
             figures
             | _renamed(state["best"], f"best_on_{self.watched}", of=self.watched)
             | {f"best_on_{self.watched}/step": state["best_step"]}
@@ -415,6 +416,11 @@ class Course(Callback):
             | {"run/seconds_between_steps": state["seconds_between_steps"]}
             | {"run/images_per_second": images / state["seconds"]}
         )
+
+    @rank_zero_only
+    def _report(self, trainer: pl.Trainer, figures: dict[str, float], table: Table) -> None:
+        """`metrics.json`, figures and `report.html`."""
+        metrics = self._metrics(trainer, figures)
         examples = self._examples(trainer)
         pictures = write_report(self.folder.path, self.container, metrics, table, self.parts, examples)
         log_pictures(trainer.loggers, pictures, self.last_step)

@@ -18,7 +18,7 @@ from dml.distributed import gather_rows
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.folder import RunFolder
-from dml.train import Course, _trainer
+from dml.train import Course, trainer_of
 from tests.conftest import TINY
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -59,7 +59,7 @@ def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
     run_folder = RunFolder(Path(config.paths.output_dir))
     parts = build(config)
     course = Steps(config, run_folder, parts)
-    trainer = _trainer(config, course, learns_statistics=False)
+    trainer = trainer_of(config, course)
     run_folder.open(config, options)
     trainer.fit(parts.method, datamodule=parts.data)
     state = {name: value for name, value in parts.method.state_dict().items() if isinstance(value, torch.Tensor)}

@@ -9,6 +9,8 @@ from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.models.precision import without_autocast
+
 
 def select(features: Tensor, dictionary: Tensor, alpha: float) -> Tensor:
     """Soft assignment of every location to the entries of a dictionary by cosine (DIABLO eq. 5, 7, 10, 11).
@@ -71,7 +73,7 @@ def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
     Returns:
         `[B,h,w]` float32, each map with sum one; even where all features of an image are alike.
     """
-    with torch.autocast(maps.device.type, enabled=False):  # distances in bfloat16 would be noise
+    with without_autocast(maps.device):  # distances in bfloat16 would be noise
         return _walked(maps.float(), steps)
 
 
@@ -119,12 +121,12 @@ def object_boxes(proposals: Tensor) -> Tensor:
     mean = proposals.mean((1, 2), keepdim=True)
     above = proposals > mean * (1 + 1e-4)  # an even map is above its mean nowhere
     boxes = _traced_parts(above) if torch.compiler.is_exporting() else _largest_parts(above)
-    return _squares(boxes, height, width)
+    return _squares(boxes, height, width).to(proposals.device)
 
 
 def _largest_parts(above: Tensor) -> Tensor:
-    """`[B,H,W]` bool -> `[B,4]` int64, the box of the largest part, of equal ones the first; the whole image where there
-    is none."""
+    """`[B,H,W]` bool -> `[B,4]` int64 on the CPU, the box of the largest part, of equal ones the first; the whole image
+    where there is none."""
     touching = np.zeros((3, 3, 3), bool)
     touching[1] = True  # within an image, not between images
     parts, count = ndimage.label(above.cpu().numpy(), structure=touching)
@@ -137,7 +139,7 @@ def _largest_parts(above: Tensor) -> Tensor:
         for part in order[np.unique(image[order], return_index=True)[1]]:
             _, rows, columns = found[part]
             boxes[image[part]] = columns.start, rows.start, columns.stop, rows.stop
-    return torch.as_tensor(boxes, device=above.device)
+    return torch.from_numpy(boxes)
 
 
 def _traced_parts(above: Tensor) -> Tensor:
@@ -191,7 +193,7 @@ def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
     theta = torch.zeros(images.shape[0], 2, 3, dtype=torch.float32, device=images.device)
     theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
     theta[:, :, 2] = start + stop - 1
-    with torch.autocast(images.device.type, enabled=False):  # coordinates in bfloat16 would be pixels off
+    with without_autocast(images.device):  # coordinates in bfloat16 would be pixels off
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
         zoomed = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     return zoomed.to(images.dtype)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from dml.distributed import gather_rows
 from dml.errors import UserError, whole_number
 from dml.models.heads import LocalHead
+from dml.models.precision import without_autocast
 from dml.models.transport import check, transport_plan
 
 SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
@@ -92,7 +93,7 @@ class GeneralizedSumPool(nn.Module):
     def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and the transport plan `[B,m,n]`. Both
         in float32 at least."""
-        with torch.autocast(maps.device.type, enabled=False):
+        with without_autocast(maps.device):
             cells = _shortened(_cells(maps).transpose(1, 2))  # [B,n,d]
             prototypes = _shortened(self.prototypes.to(cells.dtype))
             rho, plan = transport_plan(_distances(prototypes, cells), self.mu, self.eps, self.solver, self.iterations)

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dml.errors import UserError, positive, whole_number
+from dml.models.precision import without_autocast
 
 NEWTON_STEPS = 16  # 13 are the most that any eps up to 100 took to float32's precision, 14 up to 1000
 LOOP_STEPS = 100  # section 4.4
@@ -51,7 +52,7 @@ def transport_plan(
     """
     check(mu, eps, solver, iterations)
     cost = cost.to(torch.promote_types(cost.dtype, torch.float32))
-    with torch.autocast(cost.device.type, enabled=False):
+    with without_autocast(cost.device):
         if mu == 1:
             plan = torch.softmax(-eps * cost, dim=-2) / cost.shape[-1]
             return torch.zeros_like(plan[..., 0, :]), plan

@@ -18,12 +18,12 @@ from dml.data.cars196 import cars196
 from dml.data.cub200 import cub200
 from dml.data.inshop import inshop
 from dml.data.market1501 import market1501
+from dml.data.miniatures import MAKERS, annotation, picture, text
 from dml.data.records import Records
 from dml.data.sop import sop
 from dml.data.vehicleid import vehicleid
 from dml.errors import UserError
 from dml.train import run
-from tests.miniatures import MAKERS, annotation, picture, text
 
 Configure = Callable[..., DictConfig]
 READERS: dict[str, Callable[..., Records]] = {

@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf
 from dml.data import fetch as fetching
 from dml.data.cars196 import cars196
 from dml.data.fetch import fetch
+from dml.data.miniatures import MAKERS
 from dml.data.prepare import main, prepare
 from dml.data.sop import sop
 from dml.errors import UserError
-from tests.miniatures import MAKERS
 
 Configure = Callable[..., DictConfig]
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.errors import positive, whole_number
+from dml.models.precision import without_autocast
 
 
 class AvgMaxPool(nn.Module):
@@ -75,7 +76,7 @@ class GeneralizedMaxPool(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         cells = features.flatten(2)
         cells = cells.to(torch.promote_types(cells.dtype, torch.float32))
-        with torch.autocast(cells.device.type, enabled=False):
+        with without_autocast(cells.device):
             kernel = cells.transpose(1, 2) @ cells  # [B,n,n]
             kernel = kernel + self.ridge * torch.eye(kernel.shape[-1], dtype=cells.dtype, device=cells.device)
             ones = torch.ones_like(kernel[..., :1])

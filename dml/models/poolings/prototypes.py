@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.errors import positive, whole_number
+from dml.models.precision import without_autocast
 
 
 class VLAD(nn.Module):
@@ -69,7 +70,7 @@ class TransportPool(nn.Module):
         return logits.exp()
 
     def forward(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device):
             cells = features.flatten(2).transpose(1, 2)
             cells = cells.to(torch.promote_types(cells.dtype, torch.float32))
             return (math.sqrt(len(self.prototypes)) * self.plan(cells) @ cells).flatten(1)

@@ -1,9 +1,8 @@
-"""Miniature replicas of the six benchmarks in their official layouts: python tests/miniatures.py cars196 FOLDER
+"""Miniature replicas of the six benchmarks in their official layouts, to try what needs them.
 
 Pictures are noise around a colour of the class. Classes on both sides of each official split, a few images each.
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,7 +27,9 @@ def text(path: Path, lines: Iterable[str]) -> None:
 
 
 def cub200(root: Path, classes: Iterable[int] = (*range(97, 105),)) -> None:
-    images, labels, boxes = [], [], []
+    images: list[str] = []
+    labels: list[str] = []
+    boxes: list[str] = []
     for label in classes:
         for i in range(IMAGES):
             name = f"{label:03}.Some_Bird/Some_Bird_{i:04}_{label}.jpg"
@@ -44,7 +45,7 @@ def cub200(root: Path, classes: Iterable[int] = (*range(97, 105),)) -> None:
 
 def cars196(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
     """`cars_annos.mat car_ims/`."""
-    rows = []
+    rows: list[tuple] = []
     for label in classes:
         for i in range(IMAGES):
             name = f"car_ims/{len(rows) + 1:06}.jpg"
@@ -57,7 +58,7 @@ def cars196(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
 def cars196_devkit(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
     """`devkit/ cars_train/ cars_test/`."""
     for part, file in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
-        rows = []
+        rows: list[tuple] = []
         for label in classes:
             for i in range(IMAGES // 2):
                 name = f"{len(rows) + 1:05}.jpg"
@@ -72,10 +73,10 @@ def annotation(path: Path, rows: list[tuple], names: tuple[str, ...]) -> None:
     savemat(path, {"annotations": np.array(rows, dtype=[(name, object) for name in names])})
 
 
-def sop(root: Path) -> None:
+def sop(root: Path, classes: int = 6) -> None:
     for part, first in (("train", 1), ("test", 11319)):
         lines = ["image_id class_id super_class_id path"]
-        for label in range(first, first + 6):
+        for label in range(first, first + classes):
             kind = "chair_final" if label % 2 else "lamp_final"
             for i in range(IMAGES):
                 name = f"{kind}/{label}_{i}.JPG"
@@ -84,21 +85,21 @@ def sop(root: Path) -> None:
         text(root / f"Ebay_{part}.txt", lines)
 
 
-def inshop(root: Path) -> None:
+def inshop(root: Path, classes: int = 4) -> None:
     lines = []
-    for label in range(1, 9):
+    for label in range(1, 1 + 2 * classes):
         for i in range(IMAGES):
             name = f"WOMEN/Dresses/id_{label:08}/{i:02}_1_front.jpg"
             picture(root / "img" / name, label, i)
-            status = "train" if label <= 4 else ("query", "gallery")[i % 2]
+            status = "train" if label <= classes else ("query", "gallery")[i % 2]
             lines.append(f"img/{name}   id_{label:08}   {status}")
     text(root / "Eval" / "list_eval_partition.txt", [str(len(lines)), "image_name item_id evaluation_status", *lines])
 
 
-def vehicleid(root: Path) -> None:
+def vehicleid(root: Path, classes: int = 6) -> None:
     lists: dict[str, list[str]] = {}
-    for label in range(1, 15):
-        part = "train_list" if label <= 6 else "test_list_800" if label <= 10 else "test_list_1600"
+    for label in range(1, classes + 9):
+        part = "train_list" if label <= classes else "test_list_800" if label <= classes + 4 else "test_list_1600"
         for i in range(IMAGES):
             name = f"{label:04}{i:03}"
             picture(root / "image" / f"{name}.jpg", label, i)
@@ -108,8 +109,8 @@ def vehicleid(root: Path) -> None:
         text(root / "train_test_split" / f"{part}.txt", lines)
 
 
-def market1501(root: Path) -> None:
-    for label in (2, 7, 10):
+def market1501(root: Path, train: Iterable[int] = (2, 7, 10)) -> None:
+    for label in train:
         for i in range(IMAGES):
             picture(root / "bounding_box_train" / f"{label:04}_c{1 + i}s1_{i:06}_01.jpg", label, i)
     for label, name in ((1, "0001"), (3, "0003"), (0, "0000"), (5000, "-1")):
@@ -129,5 +130,14 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "market1501": market1501,
 }
 
-if __name__ == "__main__":
-    MAKERS[sys.argv[1]](Path(sys.argv[2]))
+
+def smoke(root: Path) -> None:
+    """All six below `root`, each in the folder where its configuration looks, with eight training classes."""
+    cub200(root / "CUB_200_2011", range(93, 109))
+    cars196(root / "cars196", range(91, 107))
+    sop(root / "Stanford_Online_Products", 8)
+    inshop(root / "inshop", 8)
+    vehicleid(root / "VehicleID_V1.0", 8)
+    lists = root / "VehicleID_V1.0" / "train_test_split"
+    (lists / "test_list_2400.txt").write_bytes((lists / "test_list_1600.txt").read_bytes())
+    market1501(root / "Market-1501-v15.09.15", (2, 7, 10, 11, 12, 13, 14, 15))

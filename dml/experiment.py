@@ -1,0 +1,341 @@
+"""`python -m dml.experiment abe/table1`: tables and figures of the papers, trained, and set beside what was published.
+
+Each is a file experiments/PAPER/NAME.yaml; a whole paper is `abe`, everything `all`. Trainings lie in --out, resume,
+and are shared by the tables that need the same one. --record keeps what was measured beside the file.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dml.command import stop
+from dml.errors import UserError
+from dml.files import replace_file
+from dml.papers import FOLDER, Experiment, Measurement, Row, Training, find
+
+LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
+
+
+def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> dict[Path, list[str]]:
+    """A sweep over the seeds of each configuration, by its folder."""
+    seeds: dict[str, list[int]] = {}
+    overrides: dict[str, tuple[str, ...]] = {}
+    for training in trainings:
+        overrides[training.key] = training.overrides
+        if training.seed not in seeds.setdefault(training.key, []):
+            seeds[training.key].append(training.seed)
+    launched = [] if launcher == "basic" else [f"hydra/launcher={launcher}"]
+    return {
+        out / key: [
+            *(sys.executable, "-m", "dml.run", "-m", *overrides[key], *launched),
+            *(f"seed=choice({','.join(map(str, seeds[key]))})", f"paths.sweep_dir={out / key}"),
+        ]
+        for key in seeds
+    }
+
+
+def finished(training: Training, out: Path) -> Path | None:
+    """The folder of a training that is done."""
+    folder = out / training.key / f"seed={training.seed}"
+    return folder if (folder / "metrics.json").exists() else None
+
+
+def lacking(trainings: Sequence[Training]) -> dict[str, str]:
+    """What keeps trainings from starting, as data sets that are not there, by a row that needs it."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+
+    from dml.build import open_dataset
+    from dml.command import CONF
+
+    found: dict[str, str] = {}
+    opened: dict[str, str] = {}
+    for training in {one.overrides: one for one in trainings}.values():
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            try:
+                config = compose("config", overrides=list(training.overrides))
+            except HydraException as error:
+                raise UserError(f"{training.experiment}, {training.row}: {' '.join(str(error).split())}") from error
+        settings = str(config.dataset)
+        if settings not in opened:
+            try:
+                open_dataset(config)
+                opened[settings] = ""
+            except UserError as mistake:
+                opened[settings] = str(mistake)
+        if opened[settings]:
+            found.setdefault(opened[settings], f"{training.experiment}, {training.row}, {training.part}")
+    return found
+
+
+def seconds_of(trainings: Sequence[Training]) -> float:
+    """How long the training steps of all would take here, one after another: two steps of each model are timed.
+
+    Data, evaluation and weights are left out, and configurations of one size are timed once.
+    """
+    import time
+
+    import torch
+    from hydra import compose, initialize_config_dir
+    from tqdm import tqdm
+
+    from dml.build import build_method
+    from dml.command import CONF
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    timed: dict[str, float] = {}
+    total = 0.0
+    for training in tqdm(trainings, desc="estimating", leave=False):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", overrides=list(training.overrides))
+        config.backbone.weights = "none"
+        config.runtime.train_classes = 100
+        size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])
+        if size not in timed:
+            method = build_method(config).to(device)
+            images = torch.rand(8, 3, config.image_size, config.image_size, device=device)
+            for _ in range(2):  # the second is measured: the first makes buffers
+                start = time.perf_counter()
+                method.embed(images).sum().backward()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                timed[size] = (time.perf_counter() - start) / len(images)
+        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps
+    return total
+
+
+def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
+    """What the finished trainings of an experiment came to."""
+    found = []
+    for training in _with_seeds(experiment, changes, out):
+        folder = finished(training, out)
+        assert folder is not None
+        metrics = json.loads((folder / "metrics.json").read_text())
+        wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
+        wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
+        command = ["python", "-m", "dml.run", *training.overrides, f"seed={training.seed}"]
+        found.append(
+            Measurement(
+                training.row,
+                training.part,
+                training.seed,
+                list(changes),
+                {name: metrics[name] for name in sorted(wanted) if name in metrics},
+                shlex.join(command),
+                _commit(),
+                datetime.fromtimestamp((folder / "metrics.json").stat().st_mtime, UTC).date().isoformat(),
+                hardware(),
+                metrics.get("run/seconds"),
+            )
+        )
+    return found
+
+
+def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Training]:
+    """The finished trainings, of whatever seeds there are."""
+    result = []
+    for training in experiment.trainings(seeds=[0], changes=changes):
+        names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
+        seeds = sorted(int(name.removeprefix("seed=")) for name in names)
+        result += [
+            Training(*(training.experiment, training.row, training.part), seed, training.overrides) for seed in seeds
+        ]
+    return result
+
+
+def _drawn(experiment: Experiment) -> list[dict[str, str]]:
+    axes = [experiment.figure.get(name, {}) for name in ("x", "y")]
+    return [one for axis in axes for one in (axis if isinstance(axis, list) else [axis]) if isinstance(one, dict)]
+
+
+def sizes(experiment: Experiment) -> list[Measurement]:
+    """Parameters and flops of the rows whose columns show them: exact, and nothing is trained."""
+    from hydra import compose, initialize_config_dir
+
+    from dml.build import build_method, complexity
+    from dml.command import CONF
+
+    found = []
+    for row in experiment.rows.values():
+        for part in row.parts if row.overrides is not None else ():
+            if not any(column.metric.startswith("model/") for column in experiment.parts[part].columns.values()):
+                continue
+            overrides = experiment.of_row(row, part)
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                config = compose("config", overrides=list(overrides))
+            config.backbone.weights = "none"
+            config.runtime.train_classes = 2
+            counted = complexity(build_method(config), config.image_size)
+            metrics = {f"model/{name}": float(n) for name, n in counted.items()}
+            command = shlex.join(["python", "-m", "dml.describe", *overrides])
+            today = datetime.now(UTC).date().isoformat()
+            found.append(Measurement(row.name, part, None, [], metrics, command, _commit(), today, hardware()))
+    return found
+
+
+def keep(experiment: Experiment, found: Sequence[Measurement]) -> Path:
+    """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
+
+    def place(one: Measurement) -> tuple[str, str, int | None, tuple[str, ...]]:
+        return one.row, one.part, one.seed, tuple(one.changes)
+
+    all_of_them = {place(one): one for one in (*experiment.measured, *found)}
+    content = [asdict(one) for one in all_of_them.values()]
+    replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return experiment.record
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    said = subprocess.run(git, capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "unknown"
+
+
+def hardware() -> str:
+    """The processor or GPU, and how many cores."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+
+
+def _list(experiments: Sequence[Experiment]) -> None:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("experiment", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for title in ("rows", "trained", "runs", "measured"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in experiments:
+        trained = [row for row in one.rows.values() if row.overrides is not None]
+        runs = len({(t.key, t.seed) for t in one.trainings()})
+        numbers = (len(one.rows), len(trained), runs, len({m.row for m in one.measured}))
+        table.add_row(one.name, one.title, *map(str, numbers))
+    Console().print(table)
+
+
+def _run(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
+    missing = lacking(trainings)
+    for sentence, row in missing.items():
+        print(f"Cannot be trained ({row} and what is like it): {sentence}", file=sys.stderr)
+    if missing:
+        trainings = [one for one in trainings if not lacking([one])]
+    wanted = [one for one in trainings if not finished(one, options.out)]
+    scripts = [row for one in experiments for row in one.rows.values() if row.command is not None]
+    if not trainings and not scripts:
+        raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
+    print(f"{len({(t.key, t.seed) for t in trainings})} trainings, {len({(t.key, t.seed) for t in wanted})} to do.")
+    if wanted:
+        print(f"Their steps take about {_hours(seconds_of(wanted))} here, one after another.", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    failed = [subprocess.run(command, check=False).returncode for command in _commands(wanted, options).values()]
+    failed += [_script(row, options.out) for row in scripts]
+    for experiment in experiments:
+        if options.record:
+            print(f"Recorded: {keep(experiment, measure(experiment, options.set, options.out))}")
+    if any(failed):
+        raise SystemExit(1)
+
+
+def _commands(trainings: Iterable[Training], options: argparse.Namespace) -> dict[Path, list[str]]:
+    return commands(trainings, options.out, options.launcher)
+
+
+def _script(row: Row, out: Path) -> int:
+    """A script of experiments/, whose pictures lie in a folder of its name."""
+    return subprocess.run(_command_of(row, out), check=False).returncode
+
+
+def _command_of(row: Row, out: Path) -> list[str]:
+    assert row.command is not None
+    script = FOLDER.parent / row.command[0]
+    takes_folder = "--out" in script.read_text() and "--out" not in row.command
+    place = ["--out", str(out / "scripts" / script.stem)] if takes_folder else []
+    return [sys.executable, str(script), *row.command[1:], *place]
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
+
+
+def _dry(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
+    for command in _commands(trainings, options).values():
+        print(shlex.join(["python", *command[1:]]))
+    for row in (row for one in experiments for row in one.rows.values() if row.command is not None):
+        print(shlex.join(["python", *_command_of(row, options.out)[1:]]))
+
+
+def _smoke(experiments: Sequence[Experiment], rows: Sequence[str]) -> None:
+    from dml.smoke import smoke
+
+    wrong = smoke(experiments, rows)
+    for place, sentence in wrong.items():
+        print(f"{place}: {sentence}", file=sys.stderr)
+    if wrong:
+        raise SystemExit(1)
+    print("All rows compose, train and give their figures, at smoke scale.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m dml.experiment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="abe/table1, a paper (abe), or all")
+    add("--list", action="store_true", help="what there is, and how much of it was measured")
+    add("--dry-run", action="store_true", help="print the commands, start nothing")
+    add("--rows", nargs="+", default=[], metavar="ROW", help="these alone")
+    add("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="instead of the experiment's")
+    add("--scale", choices=("full", "smoke"), default="full", help="smoke: a step of each row on miniature data")
+    add(
+        "--launcher", choices=LAUNCHERS, default="basic", help="of Hydra, for the seeds of a row (default: %(default)s)"
+    )
+    add("--set", nargs="+", default=[], metavar="OPTION=VALUE", help="changes to every row, as of a shorter training")
+    add("--out", type=Path, default=Path("runs/experiments"), help="of trainings and pages (default: %(default)s)")
+    add("--record", action="store_true", help="keep what was measured in experiments/, with commit and hardware")
+    add("--sizes", action="store_true", help="keep exact parameters and flops of the rows, without training")
+    add("--report", action="store_true", help="one page of everything named: published, measured, difference")
+    options = parser.parse_args()
+    try:
+        experiments = find(options.names)
+        if options.rows and len(experiments) != 1:
+            raise UserError("--rows is for one experiment: name it.")
+        trainings = [t for one in experiments for t in one.trainings(options.rows, options.seeds, options.set)]
+        if options.list:
+            _list(experiments)
+        elif options.report:
+            from dml.reporting.experiments import write_page
+
+            print(f"Report: {write_page(experiments, options.out)}")
+        elif options.sizes:
+            for one in experiments:
+                if found := sizes(one):
+                    print(f"Recorded: {keep(one, found)}")
+        elif not options.names:
+            raise UserError("name an experiment, as abe/table1; --list shows all.")
+        elif options.dry_run:
+            _dry(experiments, trainings, options)
+        elif options.scale == "smoke":
+            _smoke(experiments, options.rows)
+        else:
+            _run(experiments, trainings, options)
+    except UserError as mistake:
+        stop(str(mistake))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""One page of experiments: what was published, what was measured here, and the difference; figures drawn."""
+
+import base64
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from dml.experiment import finished
+from dml.files import replace_file
+from dml.loggers import read_metrics
+from dml.papers import Experiment, Measurement, Training
+from dml.reporting import figures
+from dml.reporting.page import render
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure of a row in the unit of the paper; None: not printed, or not measured.
+
+    Attributes:
+        published: as printed.
+        mean, std: of n seeds; std None of one.
+    """
+
+    published: float | None
+    mean: float | None
+    std: float | None
+    n: int
+
+    @property
+    def difference(self) -> float | None:
+        """Measured less published."""
+        return None if self.mean is None or self.published is None else self.mean - self.published
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Measurements that were made with the same changes to the paper's setting; none: the paper's own."""
+
+    changes: list[str]
+    rows: dict[str, dict[str, dict[str, Cell]]]  # by row, part and column
+
+
+def settings(experiment: Experiment) -> list[Setting]:
+    """The paper's setting first, with every row, then each other that was measured, with the rows that were."""
+    found = sorted({tuple(one.changes) for one in experiment.measured if one.changes}, key=len)
+    return [_setting(experiment, list(changes)) for changes in ((), *found)]
+
+
+def _setting(experiment: Experiment, changes: list[str]) -> Setting:
+    rows = {}
+    for row in experiment.rows.values():
+        of_row = [one for one in experiment.measured if one.row == row.name and one.changes == changes]
+        if changes and not of_row:
+            continue
+        rows[row.name] = {
+            part: {
+                title: _cell(row.published.get(part, {}).get(title), column.metric, column.scale, part, of_row)
+                for title, column in experiment.parts[part].columns.items()
+            }
+            for part in experiment.parts
+        }
+    return Setting(changes, rows)
+
+
+def _cell(published: float | None, metric: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
+    spread = metric.endswith("/std") and not metric.startswith("learners")  # over repetitions, not within one
+    values = [
+        scale * one.metrics[name]
+        for one in measured
+        if one.part == part and (name := metric.removesuffix("/std") if spread else metric) in one.metrics
+    ]
+    if spread:
+        return Cell(published, statistics.stdev(values) if len(values) > 1 else None, None, len(values))
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(published, statistics.fmean(values) if values else None, std, len(values))
+
+
+def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
+    """Caption and PNG, as a data URI, of what can be drawn of a figure."""
+    kind = experiment.figure.get("kind")
+    if kind == "over":
+        return _over(experiment)
+    if kind == "scatter":
+        return _scatter(experiment)
+    if kind == "course":
+        return _course(experiment, out)
+    return _pictures(experiment, out) if kind == "pictures" else []
+
+
+def _over(experiment: Experiment) -> list[tuple[str, str]]:
+    metric, drawn = experiment.figure["y"]["metric"], []
+    for changes in sorted({tuple(one.changes) for one in experiment.measured}):
+        for part in experiment.parts:
+            lines: dict[str, list[figures.Measured]] = {}
+            for row in experiment.rows.values():
+                values = _values(experiment, row.name, part, list(changes), metric)
+                if row.x is not None and values:
+                    std = statistics.stdev(values) if len(values) > 1 else 0.0
+                    lines.setdefault(row.line, []).append(figures.Measured(row.x, statistics.fmean(values), std))
+            if lines:
+                picture = figures.over(lines, str(experiment.figure["x"]), experiment.figure["y"]["title"])
+                drawn.append((" ".join([part, *changes]), _uri(picture)))
+    return drawn
+
+
+def _values(experiment: Experiment, row: str, part: str, changes: list[str], metric: str) -> list[float]:
+    return [
+        one.metrics[metric]
+        for one in experiment.measured
+        if (one.row, one.part, one.changes) == (row, part, changes) and metric in one.metrics
+    ]
+
+
+def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
+    x, y, drawn = experiment.figure["x"], experiment.figure["y"], []
+    for changes in sorted({tuple(one.changes) for one in experiment.measured}):
+        for part in experiment.parts:
+            lines: dict[str, list[figures.Measured]] = {}
+            for row in experiment.rows.values():
+                xs, ys = (_values(experiment, row.name, part, list(changes), axis["metric"]) for axis in (x, y))
+                if xs and ys:
+                    point = figures.Measured(statistics.fmean(xs), statistics.fmean(ys), 0.0)
+                    lines.setdefault(row.line, []).append(point)
+            if lines:
+                drawn.append((" ".join([part, *changes]), _uri(figures.over(lines, x["title"], y["title"]))))
+    return drawn
+
+
+def _course(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
+    lines: dict[str, dict[int, float]] = {}
+    for training, folder in _runs(experiment, out):
+        records = read_metrics(folder / "metrics.jsonl")
+        for one in experiment.figure["y"]:
+            values = {record["step"]: record[one["metric"]] for record in records if one["metric"] in record}
+            lines[f"{training.row}, {training.part}: {one['title']}"] = values
+    return [("", _uri(figures.recall_over_steps(lines)))] if lines else []
+
+
+def _pictures(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
+    places = [(f"{t.row}, {t.part}", folder / "figures") for t, folder in _runs(experiment, out)]
+    places += [
+        (row.name, out / "scripts" / Path(row.command[0]).stem) for row in experiment.rows.values() if row.command
+    ]
+    return [
+        (f"{name}: {picture}", _data((place / f"{picture}.png").read_bytes()))
+        for name, place in places
+        for picture in experiment.figure["names"]
+        if (place / f"{picture}.png").exists()
+    ]
+
+
+def _runs(experiment: Experiment, out: Path) -> list[tuple[Training, Path]]:
+    found = [(training, finished(training, out)) for training in experiment.trainings(seeds=[0])]
+    return [(training, folder) for training, folder in found if folder is not None]
+
+
+def _uri(figure: Figure) -> str:
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return _data(content.getvalue())
+
+
+def _data(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _digits(value: float) -> int:
+    """As many places as the paper prints of a number of this size."""
+    return 1 if abs(value) >= 10 else 2
+
+
+def number(value: float | None, sign: bool = False) -> str:
+    """In the precision of the papers; nothing for None."""
+    return "" if value is None else f"{value:{'+' if sign else ''}.{_digits(value)}f}"
+
+
+def printed(value: float | None) -> str:
+    """A published figure, to the digit."""
+    return "" if value is None else f"{value:g}" if value != int(value) else f"{value:.1f}"
+
+
+def sources(measured: Sequence[Measurement]) -> list[Mapping[str, Any]]:
+    """Where measurements come from, equal ones once."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for one in measured:
+        groups.setdefault((one.hardware, one.commit, one.date), []).append(one.command)
+    return [
+        {"hardware": hardware, "commit": commit, "date": date, "commands": list(dict.fromkeys(commands))}
+        for (hardware, commit, date), commands in groups.items()
+    ]
+
+
+def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
+    """`index.html` in `out`, self-contained."""
+    content = [
+        {
+            "experiment": one,
+            "settings": settings(one),
+            "drawing": drawing(one, out),
+            "sources": sources(one.measured),
+            "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
+            "measured": len({m.row for m in one.measured}),
+        }
+        for one in experiments
+    ]
+    page = render("experiments.html.jinja", content=content, number=number, printed=printed)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / "index.html", page)
+    return out / "index.html"
