@@ -1,7 +1,6 @@
 """The scripts of experiments/gsp: what they compute, that they resume, and that the table's rows are options."""
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from omegaconf import DictConfig
 
 from dml.data.cifar import Cifar100
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "gsp"
-TABLE = yaml.safe_load((FOLDER / "table6.yaml").read_text())
 
 
 def script(name: str) -> ModuleType:
@@ -144,30 +141,3 @@ def test_published_figures() -> None:
     assert published["VLAD-(64x128)"] == {"contrastive": 22.52, "proxy_nca": 21.15}
     assert published["TFM-8"] == {"contrastive": 18.18, "proxy_nca": 19.68}
     assert published["GMP+GAP"] == {"contrastive": 10.01, "proxy_nca": 11.85}
-
-
-def test_the_table_collects_what_ran(tmp_path: Path) -> None:
-    """Runs of one row, loss, backbone and length together; what is published beside."""
-    table6 = script("table6")
-    for seed, (backbone, steps, value) in enumerate([("frozen", 9, 0.1), ("frozen", 9, 0.2), ("trained", 9, 0.4)]):
-        path = table6.folder(tmp_path, "GMP+GAP", "proxy_nca", backbone)
-        path = path.with_name(f"{path.name}.{seed}")
-        path.mkdir()
-        names = ("test/map@r", "test/recall@1", "best_on_test/map@r", "untrained/map@r")
-        (path / "metrics.json").write_text(json.dumps({"run/steps": steps, **dict.fromkeys(names, value)}))
-        (path / "overrides.yaml").write_text(yaml.safe_dump([f"seed={seed}", "paths.output_dir=x"]))
-    frozen, trained = sorted(table6.collect(TABLE, tmp_path), key=lambda record: record["backbone"])
-    assert (frozen["row"], frozen["loss"], frozen["steps"], frozen["published"]) == ("GMP+GAP", "proxy_nca", 9, 11.85)
-    assert (frozen["mean"], frozen["std"]) == (15.0, 7.07)
-    assert frozen["runs"][1]["overrides"] == ["seed=1"]
-    assert (trained["mean"], trained["backbone"]) == (40.0, "trained")
-    assert "std" not in trained
-    line = table6.command(TABLE, "GSP", "contrastive", "frozen", 2, ["lr=1"], tmp_path)
-    assert line[2:] == [
-        "experiment=gsp_collage",
-        "loss=contrastive",
-        "backbone.freeze=all",
-        "seed=2",
-        "lr=1",
-        f"paths.output_dir={tmp_path / 'GSP.contrastive.frozen.2'}",
-    ]

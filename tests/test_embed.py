@@ -1,0 +1,174 @@
+"""Vectors of any images by a trained run."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from dml.build import build
+from dml.embed import embed_images, image_files, main, read_vectors
+from dml.errors import UserError
+from dml.evaluation import evaluator
+from dml.methods.base import Method
+from tests.conftest import TINY
+from tests.runs import photographs, save_run, untrained_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Configure = Callable[..., DictConfig]
+MethodOf = Callable[..., Method]
+TWO = ("method=abe", "method.M=2")
+
+
+@pytest.fixture
+def run(configure: Configure, method_of: MethodOf, tmp_path: Path) -> Path:
+    """An untrained ABE-2 of 24 dimensions."""
+    return untrained_run(configure, tmp_path / "trained", method_of(*TWO), *TWO)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *options: str | Path) -> int:
+    """The exit code of the command."""
+    monkeypatch.setattr("sys.argv", ["embed", *map(str, options)])
+    try:
+        main()
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+    return 0
+
+
+@pytest.mark.parametrize("transform", ["plain", "shorter_crop"])
+def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: Path, transform: str) -> None:
+    photographs(tmp_path / "photos")
+    data = ["dataset=folder", f"dataset.root={tmp_path / 'photos'}", "sampler.batch_size=4", f"transform={transform}"]
+    config = configure(*TINY, *data, *TWO)
+    parts = build(config)
+    run = save_run(tmp_path / "trained", config, parts.method, "best_on_test")
+    table = evaluator.embed(parts.method, parts.data.eval_dataloader(parts.data.query_rows), lambda batch: batch)
+    files = [Path(path) for path in parts.records.paths[table.rows]]
+    found = embed_images(run, files, checkpoint="best_on_test", batch_size=3, device="cpu")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, table.embeddings.flatten(1) / 2**0.5, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+
+
+def test_the_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = photographs(tmp_path / "photos", classes=2, each=2)
+    for name in ("notes.txt", ".hidden.png", ".thumbs/0.png"):
+        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "photos" / name).write_text("no image")
+    out = tmp_path / "new" / "vectors.npz"
+    assert call(monkeypatch, run, files[3], tmp_path / "photos", "-o", out, "--learners", "--batch-size", "3") == 0
+    expected = [files[3], *files[:3]]
+    with np.load(out, allow_pickle=False) as content:
+        assert content["paths"].tolist() == [str(file) for file in expected]
+        assert (content["embeddings"].shape, content["learners"].shape) == ((4, 24), (4, 2, 12))
+        np.testing.assert_allclose(np.linalg.norm(content["learners"], axis=2), 1, atol=1e-6)
+        np.testing.assert_allclose(content["embeddings"], content["learners"].reshape(4, 24) / np.sqrt(2), atol=1e-7)
+        np.testing.assert_allclose(content["embeddings"], embed_images(run, expected, device="cpu"), atol=1e-6)
+    assert [file.name for file in out.parent.iterdir()] == ["vectors.npz"]
+
+
+def test_unreadable_images(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    files[0].write_bytes(files[0].read_bytes()[:60])
+    files[2].write_text("no image")
+    out = tmp_path / "vectors.npz"
+    options = (run, tmp_path / "photos", "-o", out, "--batch-size", "1")
+    assert call(monkeypatch, *options) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dml: 2 images cannot be read: {files[0]}, {files[2]}: ")
+    assert said.count("\n") == 1
+    assert not out.exists()
+    assert call(monkeypatch, *options, "--skip") == 0
+    assert f"Left out: 2 images cannot be read: {files[0]}, {files[2]}." in capsys.readouterr().out
+    assert read_vectors(out).paths.tolist() == [str(files[1]), str(files[3])]
+    with pytest.raises(UserError, match=r"0\.png cannot be read \(.*\): repair"):
+        embed_images(run, files[:1])
+    assert call(monkeypatch, run, files[0], "-o", out, "--skip") == 2
+    assert "name others" in capsys.readouterr().err
+
+
+def test_mistakes(
+    run: Path,
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=1)
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "vectors.npz"
+    for options, sentence in {
+        (tmp_path / "empty", files[0], "-o", out): "empty has no checkpoint checkpoints/last.ckpt: name the folder",
+        (run, files[0], "-o", out, "--checkpoint", "best_on_test"): "best_on_test.ckpt: it has last.",
+        (run, tmp_path / "empty", "-o", out): "empty has no images",
+        (run, tmp_path / "nowhere", "-o", out): "there is no image or folder",
+        (run, files[0], "-o", tmp_path): "is a folder",
+        (run, files[0], "-o", "/proc/none/vectors.npz"): "/proc/none cannot be made",
+        (run, files[0], "-o", out, "--batch-size", "0"): "--batch-size=0",
+    }.items():
+        assert call(monkeypatch, *options) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("dml: ")
+        assert sentence in said
+        assert said.count("\n") == 1
+    with pytest.raises(UserError, match="no images to embed"):
+        embed_images(run, [])
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no GPU"):
+            embed_images(run, files, device="cuda")
+    assert not out.exists()
+
+
+def test_a_transform_that_could_do_anything_is_refused(run: Path, tmp_path: Path) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=1)
+    path = run / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)
+    state["config"]["transform"]["test"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'done'}"}
+    torch.save(state, path)
+    with pytest.raises(UserError, match=r"asks for os\.system"):
+        embed_images(run, files)
+    assert not (tmp_path / "done").exists()
+
+
+def test_files_that_hold_no_vectors(tmp_path: Path) -> None:
+    rows, names = np.eye(2, dtype=np.float32), np.array(["a", "b"])
+    for name, content, sentence in [
+        ("other", {"x": rows}, "no file of vectors"),
+        ("pickled", {"embeddings": rows, "paths": names.astype(object)}, "no file of vectors"),
+        ("long", {"embeddings": 2 * rows, "paths": names}, "unit norm"),
+        ("short", {"embeddings": rows, "paths": names[:1]}, r"\[N,D\]"),
+    ]:
+        np.savez(tmp_path / f"{name}.npz", **content)
+        with pytest.raises(UserError, match=sentence):
+            read_vectors(tmp_path / f"{name}.npz")
+    (tmp_path / "text.npz").write_text("no archive")
+    with pytest.raises(UserError, match="no file of vectors"):
+        read_vectors(tmp_path / "text.npz")
+    np.savez(tmp_path / "others.npz", embeddings=rows, paths=names)
+    assert read_vectors(tmp_path / "others.npz").weights == ""
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A file name is bytes on Linux."""
+    (file,) = photographs(tmp_path / "photos", classes=1, each=1)
+    odd = file.rename(file.parent / "\udcff[b].PNG")
+    assert image_files([tmp_path, odd]) == [odd]
+
+
+def test_the_command_line(run: Path, tmp_path: Path) -> None:
+    photographs(tmp_path / "photos", classes=1)
+    (tmp_path / "photos" / "class0" / "1.png").write_text("no image")
+    command = [sys.executable, "-m", "dml.embed", run, tmp_path / "photos", "-o", tmp_path / "v.npz", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "1.png cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,215 @@
+"""The papers' tables: that their rows are options, and their figures the papers', in a second transcription."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from dml.command import CONF
+from dml.errors import UserError
+from dml.experiment import commands, finished, keep, main, measure, sizes
+from dml.folder import RunFolder
+from dml.papers import FOLDER, Experiment, Measurement, find, load, names
+from dml.reporting.experiments import settings, write_page
+from dml.smoke import smoke
+
+ALL = names()
+
+
+def test_every_table_and_figure_has_a_file() -> None:
+    expected = [f"abe/table{i}" for i in range(1, 9)] + [f"abe/figure{i}" for i in range(4, 8)]
+    expected += [f"dces/table{i}" for i in range(1, 9)] + [f"dces/figure{i}" for i in (1, 3, 4, 5, 6, 8, 9, 10)]
+    expected += [f"diablo/table{i}" for i in range(1, 5)]
+    expected += [f"deml/table{i}" for i in range(1, 5)] + [f"deml/figure{i}" for i in (4, 5)]
+    expected += [f"gsp/table{i}" for i in range(1, 8)] + [f"gsp/figure{i}" for i in (2, 3, 5, 6, 7, 8, 9, 10)]
+    assert set(expected) <= set(ALL)
+
+
+def composes(overrides: tuple[str, ...]) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=["runtime.embedding_dim=8", "runtime.train_classes=4", *overrides])
+    OmegaConf.to_container(config, resolve=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_are_options(name: str) -> None:
+    """One row of each part by default; all of them, trained, is `make experiments-smoke`."""
+    experiment = load(name)
+    assert experiment.title
+    assert experiment.source
+    by_part = {training.part: training for training in experiment.trainings(seeds=[0])}
+    for training in by_part.values():
+        composes(training.overrides)
+    for row in experiment.rows.values():
+        for command in [row.command] if row.command else []:
+            assert (FOLDER.parent / command[0]).exists(), command
+    for one in experiment.measured:
+        assert one.row in experiment.rows
+        assert one.part in experiment.parts
+        assert one.command.startswith("python ")
+        assert one.metrics
+        assert one.commit
+        assert one.hardware
+
+
+# Transcribed a second time, from the papers, by row: the columns in the order in which they are printed.
+ABE = ("R@1", "R@2", "R@4", "R@8")
+SECOND: list[tuple[str, str, str, tuple[str, ...], tuple[float, ...]]] = [
+    ("abe/table1", "1-head^512", "Cars196", (*ABE, "params", "flops"), (67.2, 77.4, 85.3, 90.7, 0.65, 1.58)),
+    ("abe/table1", "2-heads^512", "Cars196", (*ABE, "params", "flops"), (73.3, 82.5, 88.6, 93.0, 1.18, 2.25)),
+    ("abe/table1", "4-heads^512", "Cars196", (*ABE, "params", "flops"), (76.6, 84.2, 89.3, 93.2, 2.24, 3.60)),
+    ("abe/table1", "8-heads^512", "Cars196", (*ABE, "params", "flops"), (76.1, 84.3, 90.3, 93.9, 4.36, 6.28)),
+    ("abe/table1", "ABE-1^512", "Cars196", (*ABE, "params", "flops"), (67.3, 77.3, 85.3, 90.9, 0.97, 2.21)),
+    ("abe/table1", "ABE-2^512", "Cars196", (*ABE, "params", "flops"), (76.8, 84.9, 90.2, 94.0, 0.98, 2.96)),
+    ("abe/table1", "ABE-4^512", "Cars196", (*ABE, "params", "flops"), (82.5, 89.1, 93.0, 95.5, 1.05, 4.46)),
+    ("abe/table1", "ABE-8^512", "Cars196", (*ABE, "params", "flops"), (85.2, 90.5, 93.9, 96.1, 1.20, 7.46)),
+    ("abe/table1", "ABE-8^512", "Cars196", ("learner R@1", "learner R@1 std", "learner R@8"), (75.0, 0.39, 93.2)),
+    ("abe/table2", "ABE-8^512 without L_div", "Cars196", ABE, (69.7, 78.8, 86.2, 91.5)),
+    ("abe/table3", "8-heads with L_div", "Cars196", ABE, (76.0, 84.6, 89.7, 93.5)),
+    ("abe/table8", "8-heads+att", "Cars196", (*ABE, "params", "flops"), (79.7, 87.0, 91.6, 94.8, 4.96, 7.46)),
+    ("abe/table8", "8-tails", "Cars196", (*ABE, "params", "flops"), (81.1, 88.0, 92.4, 95.4, 1.08, 12.7)),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "part", "columns", "figures"), SECOND)
+def test_published_figures_are_the_papers(
+    name: str, row: str, part: str, columns: tuple[str, ...], figures: tuple[float, ...]
+) -> None:
+    published = load(name).rows[row].published[part]
+    assert [published[column] for column in columns] == list(figures)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("abe/table1", [85.2, 7.46, 12.0]),
+        ("dces/table1", [75.9, 72.7]),
+        ("dces/table2", [84.6, 90.7, 94.1, 96.5, 70.3, 79.6, 69.1, 86.0]),
+        ("diablo/table3", [52.9, 52.3, 54.0, 58.3, 57.8]),
+        ("diablo/table4", [53.4, 53.3, 48.0, 57.1, 57.4, 58.9]),
+        ("diablo/table1", [63.9]),
+        ("deml/table1", [65.4, 67.1, 68.3, 74.6, 69.1, 77.4, 68.4, 77.6, 50.0, 50.9, 52.4, 54.9]),
+        ("deml/table3", [65.4]),
+        ("gsp/table1", [45.85, 41.79, 46.78, 46.60, 46.81, 42.84, 60.01, 55.94, 27.12, 21.52, 26.25, 18.31]),
+        ("gsp/table6", [22.68, 27.61, 8.09, 10.68, 24.83, 22.52, 21.15]),
+    ],
+)
+def test_known_figures_are_somewhere_in_their_table(name: str, values: list[float]) -> None:
+    printed = {value for row in load(name).rows.values() for of in row.published.values() for value in of.values()}
+    assert set(values) - {12.0} <= printed
+
+
+def test_sizes_of_abe_are_the_printed_ones() -> None:
+    """Table 1's 8 learners, to the printed digit; recorded for all rows beside the table."""
+    experiment = load("abe/table1")
+    columns = experiment.parts["Cars196"].columns
+    recorded = {one.row: one.metrics for one in experiment.measured if one.seed is None}
+    assert recorded.keys() == {row.name for row in experiment.rows.values() if row.overrides is not None}
+    for name, metrics in recorded.items():
+        published = experiment.rows[name].published["Cars196"]
+        for title in ("params", "flops"):
+            assert round(metrics[columns[title].metric] * columns[title].scale, 2) == published[title], (name, title)
+    assert load("abe/table8").measured
+
+
+@pytest.fixture
+def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Two rows, one quoted, in a folder of their own."""
+    (tmp_path / "experiments" / "us").mkdir(parents=True)
+    (tmp_path / "experiments" / "us" / "table1.yaml").write_text(
+        """
+title: Little
+source: nobody
+overrides: [dataset=glyphs, dataset.classes=24, dataset.images_per_class=6, backbone=small, image_size=32]
+seeds: [0, 1]
+parts:
+  glyphs: {columns: {R@1: {metric: test/recall@1, scale: 100}, params: {metric: model/params, scale: 1.0e-6}}}
+rows:
+  - {name: mine, overrides: [method=baseline], published: {glyphs: {R@1: 50.0}}}
+  - {name: theirs, published: {glyphs: {R@1: 60.0}}}
+"""
+    )
+    monkeypatch.setattr("dml.papers.FOLDER", tmp_path / "experiments")
+    return load("us/table1")
+
+
+def test_what_is_measured_is_recorded_and_shown(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    trainings = little.trainings(changes=["trainer.max_steps=7"])
+    (folder,) = {training.key for training in trainings}
+    (command,) = commands(trainings, out).values()
+    assert command[-2:] == ["seed=choice(0,1)", f"paths.sweep_dir={out / folder}"]
+    for training, recall in zip(trainings, (0.4, 0.6), strict=True):
+        run = RunFolder(out / folder / f"seed={training.seed}")
+        run.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+        run.write_metrics({"test/recall@1": recall, "model/params": 2e6, "run/seconds": 1.5})
+        assert finished(training, out) == run.path
+    assert keep(little, measure(little, ["trainer.max_steps=7"], out)).exists()
+    again = load("us/table1")
+    assert [(one.seed, one.metrics["test/recall@1"]) for one in again.measured] == [(0, 0.4), (1, 0.6)]
+    keep(again, measure(again, ["trainer.max_steps=7"], out))
+    assert len(load("us/table1").measured) == 2  # in place of themselves
+    paper, shorter = settings(again)
+    assert (paper.changes, shorter.changes) == ([], ["trainer.max_steps=7"])
+    cell = shorter.rows["mine"]["glyphs"]["R@1"]
+    assert (cell.published, cell.mean, cell.n) == (50.0, pytest.approx(50.0), 2)
+    assert cell.std == pytest.approx(14.142, abs=1e-3)
+    assert cell.difference == pytest.approx(0.0)
+    assert paper.rows["mine"]["glyphs"]["R@1"].mean is None
+    page = write_page([again], out).read_text()
+    for words in (
+        "not measured",
+        "quoted",
+        "n=2",
+        "measured with trainer.max_steps=7",
+        "60.0",
+        "50.0&nbsp;±&nbsp;14.1",
+    ):
+        assert words in page
+    assert 'src="/' not in page
+
+
+def test_sizes_are_recorded_without_training(little: Experiment) -> None:
+    (one,) = sizes(little)
+    assert one.metrics["model/params"] > 1000
+    assert one.command.startswith("python -m dml.describe dataset=glyphs")
+    content = json.loads(keep(little, [one]).read_text())
+    assert Measurement(**content[0]) == one
+
+
+def test_a_step_of_a_row(little: Experiment) -> None:
+    assert smoke([little], [], processes=1) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["abe/table11"], "did you mean abe/table1"),
+        (["nonsense/x"], "there is no experiment 'nonsense/x'"),
+        (["abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
+        (["abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
+        ([], "name an experiment"),
+        (["abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
+    ],
+)
+def test_mistakes(
+    options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DML_DATA", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["dml.experiment", *(o.replace("OUT", str(tmp_path)) for o in options)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
+    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown R@2"):
+        find(["us"])

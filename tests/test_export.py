@@ -1,0 +1,191 @@
+"""Exported embeddings against the run's own, and the parts of them that are written anew for a graph."""
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from omegaconf import DictConfig
+from scipy import ndimage
+from torch import Tensor
+
+from dml import export as exporting
+from dml.command import CONF
+from dml.errors import UserError
+from dml.export import Embedding, as_onnx, as_torch, main, need_onnx, run_onnx, run_torch, traced
+from dml.methods.base import Method
+from dml.models.attention import _largest_parts, _traced_parts
+from tests.runs import untrained_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Configure = Callable[..., DictConfig]
+MethodOf = Callable[..., Method]
+
+SIZE = 16  # pixels; tracing takes as long for larger images, comparing does not
+METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+# Fewer learners than by default: each is a part of the graph.
+FEWER = {"abe": "M", "dces": "K", "deml": "J", "diablo": "N", "mheads": "M", "mheads_att": "M", "mtails": "M"}
+
+
+def options(name: str) -> list[str]:
+    return [f"method={name}"] + ([f"method.{FEWER[name]}=2"] if name in FEWER else [])
+
+
+def check(run: Callable[[Tensor], Tensor], method: Method) -> None:
+    """Against the method itself, for other batch sizes than the traced one, also of images with an object."""
+    images = torch.rand(5, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+    images[1, :, 3:9, 4:12] = 1
+    with torch.no_grad():
+        learners = method.eval().embed(images)
+    expected = torch.cat(list(learners.unbind(1)), dim=1) / learners.shape[1] ** 0.5
+    torch.testing.assert_close(run(images), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(run(images[:1]), expected[:1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_torch_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
+    program = traced(Embedding(method_of(*options(name))), SIZE)
+    (tmp_path / "model.pt2").write_bytes(as_torch(program))
+    check(run_torch(tmp_path / "model.pt2"), method_of(*options(name)))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("abe", "gsp") else pytest.mark.slow) for n in METHODS]
+)
+def test_onnx_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(as_onnx(traced(Embedding(method_of(*options(name))), SIZE)))
+    check(run_onnx(tmp_path / "model.onnx"), method_of(*options(name)))
+    (shape,) = (node.type.tensor_type.shape for node in onnx.load(tmp_path / "model.onnx").graph.input)
+    assert [size.dim_param or size.dim_value for size in shape.dim] == ["batch", 3, SIZE, SIZE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gem", "vlad", "otp", "smk", "solar", "transformer", "gsop", "cbam", "delf"])
+def test_torch_of_other_heads(method_of: MethodOf, tmp_path: Path, name: str) -> None:
+    chosen = ["method=baseline", f"head={name}"]
+    program = traced(Embedding(method_of(*chosen)), 32)
+    (tmp_path / "model.pt2").write_bytes(as_torch(program))
+    assert exporting.difference(Embedding(method_of(*chosen)), run_torch(tmp_path / "model.pt2"), 32) < 1e-5
+
+
+def test_the_command(
+    configure: Configure,
+    method_of: MethodOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = method_of("method=baseline")
+    run = untrained_run(configure, tmp_path / "trained", made, "method=baseline", f"image_size={SIZE}")
+    monkeypatch.setattr("sys.argv", ["export", str(run)])
+    main()
+    said = capsys.readouterr().out
+    folder = run / "export"
+    assert sorted(file.name for file in folder.iterdir()) == ["model.json", "model.onnx", "model.pt2"]
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    module = torch.export.load(folder / "model.pt2").module()
+    check(lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0]), made)
+    check(module, made)
+
+    content = json.loads((folder / "model.json").read_text())
+    assert (content["method"], content["dim"], content["step"]) == ("Baseline", 24, 7)
+    assert content["input"]["shape"] == ["B", 3, SIZE, SIZE]
+    assert content["preprocessing"]["options"] == {"_target_": "dml.data.transforms.stretch", "size": SIZE}
+    assert content["preprocessing"]["steps"][0].startswith(f"Resize(size=[{SIZE}, {SIZE}]")
+    for file in ("model.pt2", "model.onnx"):
+        apart = content["parity"][file]["largest_difference"]
+        assert 0 <= apart < 1e-5
+        assert f"{file}: largest difference from the run {apart:.1e}" in said
+
+
+def test_what_computes_something_else_is_removed(
+    configure: Configure,
+    method_of: MethodOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "model.pt2").write_text("of an export before")
+    monkeypatch.setitem(exporting.MAKE, "torch", (lambda program: b"", lambda path: lambda images: _wrong(images)))
+    monkeypatch.setattr(exporting, "traced", lambda network, size: None)
+    monkeypatch.setattr("sys.argv", ["export", str(run), "--format", "torch", "-o", str(folder)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    assert "model.pt2 was off by" in capsys.readouterr().err
+    assert list(folder.iterdir()) == []
+
+
+def _wrong(images: Tensor) -> Tensor:
+    return torch.full((len(images), 24), 24**-0.5)
+
+
+@pytest.mark.parametrize("found", [torch.zeros(1, 3), torch.full((1, 24), torch.nan)])
+def test_any_other_output_is_no_match(method_of: MethodOf, found: Tensor) -> None:
+    network = Embedding(method_of("method=baseline"))
+    assert exporting.difference(network, lambda images: found.expand(len(images), -1), SIZE) == float("inf")
+
+
+def test_mistakes(
+    configure: Configure,
+    method_of: MethodOf,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "has no checkpoint checkpoints/last.ckpt" in capsys.readouterr().err
+
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name == "onnxscript" else builtins)
+    with pytest.raises(UserError, match=r"onnxscript, which is not installed: pip install '\.\[export\]'"):
+        need_onnx()
+
+    method = method_of("method=baseline")
+    monkeypatch.setattr(method, "learners", lambda images: images[:, 0, :1] * images.sum().item())
+    with pytest.raises(UserError, match="Baseline cannot be exported by torch"):
+        traced(Embedding(method), SIZE)
+    with pytest.raises(UserError, match="cannot be made"):
+        run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
+        exporting.export(run, Path("/proc/none"), ("torch",))
+
+
+def _snake(height: int, width: int) -> Tensor:
+    """One part that winds through the whole image."""
+    picture = torch.zeros(height, width, dtype=torch.bool)
+    picture[::2] = True
+    picture[1::4, -1] = True
+    picture[3::4, 0] = True
+    return picture
+
+
+def test_parts_in_a_graph_are_those_of_scipy() -> None:
+    random = np.random.default_rng(0)
+    noise = random.random((40, 13, 17)) < random.random((40, 1, 1))
+    smooth = ndimage.gaussian_filter(random.normal(size=(20, 13, 17)), (0, 2, 2)) > 0
+    equal = np.zeros((1, 13, 17), bool)
+    equal[0, 2:4, 10:13] = equal[0, 8:11, 2:4] = True  # two parts of six pixels
+    edges = np.stack([np.zeros((13, 17), bool), np.ones((13, 17), bool), _snake(13, 17).numpy()])
+    above = torch.from_numpy(np.concatenate([noise, smooth, equal, edges]))
+    assert torch.equal(_traced_parts(above), _largest_parts(above))
+
+
+def test_all_of_the_solver_is_traced(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a graph Newton's method takes all its steps: those after the last that changed something change nothing."""
+    method = method_of("method=gsp").eval()
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = method.embed(images)
+        monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+        torch.testing.assert_close(method.embed(images), expected, atol=1e-6, rtol=0)

@@ -1,0 +1,144 @@
+"""Nearest images of a gallery, against a brute-force search."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from dml.embed import embed_images
+from dml.methods.base import Method
+from dml.search import main
+from tests.runs import photographs, untrained_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Configure = Callable[..., DictConfig]
+MethodOf = Callable[..., Method]
+
+
+@pytest.fixture
+def run(configure: Configure, method_of: MethodOf, tmp_path: Path) -> Path:
+    """An untrained ABE-2 of 24 dimensions."""
+    two = ("method=abe", "method.M=2")
+    return untrained_run(configure, tmp_path / "trained", method_of(*two), *two)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """`call(*options)`: exit code, and what was said."""
+
+    def call(*options: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["search", *map(str, options)])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            main()
+        except SystemExit as left:
+            assert isinstance(left.code, int)
+            code = left.code
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err
+
+    return call
+
+
+Call = Callable[..., tuple[int, str]]
+
+
+def rows(said: str) -> list[tuple[str, float]]:
+    """(path, similarity) of the lines of all tables."""
+    return [(path, float(value)) for path, value in re.findall(r"^ *\d+ +(\S+) +(-?\d\.\d{4}) *$", said, re.MULTILINE)]
+
+
+def test_search(run: Path, tmp_path: Path, call: Call) -> None:
+    files = photographs(tmp_path / "photos")
+    gallery, queries = files[:12], files[12:14]
+    files[12].parent.rename(tmp_path / "queries")
+    queries = [tmp_path / "queries" / file.name for file in queries]
+    out = tmp_path / "found"
+    code, said = call(run, tmp_path / "photos", *queries, "-k", "5", "-o", out, "--device", "cpu")
+    assert code == 0
+    cosines = embed_images(run, queries) @ embed_images(run, gallery).T
+    order = np.argsort(-cosines, axis=1)[:, :5]
+    expected = [(str(gallery[column]), cosines[q, column]) for q in range(2) for column in order[q]]
+    assert [path for path, _ in rows(said)] == [path for path, _ in expected]
+    np.testing.assert_allclose([value for _, value in rows(said)], [value for _, value in expected], atol=6e-5)
+    assert sorted(file.name for file in out.iterdir()) == ["index.faiss", "results.html", "vectors.npz"]
+    assert faiss.read_index(str(out / "index.faiss")).ntotal == 12
+
+    page = (out / "results.html").read_text()
+    assert page.count('src="data:image/jpeg;base64,') == 12
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert page.index(expected[0][0]) < page.index(expected[4][0])
+
+    shutil.rmtree(tmp_path / "photos")
+    (out / "results.html").unlink()
+    assert rows(call(run, out, *queries, "-k", "5")[1]) == rows(said)
+    assert (out / "results.html").read_text().count("not readable") == 10
+
+    again = tmp_path / "again"
+    assert rows(call(run, out / "vectors.npz", *queries, "-k", "5", "-o", again)[1]) == rows(said)
+    assert (again / "index.faiss").read_bytes() == (out / "index.faiss").read_bytes()
+
+
+def test_an_image_finds_itself(run: Path, tmp_path: Path, call: Call) -> None:
+    """The names are no markup, and no tags."""
+    files = photographs(tmp_path / "photos", classes=1)
+    odd = files[1].rename(files[1].parent / "[red]<b>.png")
+    code, said = call(run, tmp_path / "photos", odd, "-k", "1")
+    assert code == 0
+    assert rows(said) == [(str(odd), 1.0)]
+    page = (run / "search" / "results.html").read_text()
+    assert "[red]&lt;b&gt;.png" in page
+    assert "<b>.png" not in page
+
+
+def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path: Path, call: Call) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no image")
+    larger = ("method=baseline", "head.dim=32")
+    wide = untrained_run(configure, tmp_path / "wide", method_of(*larger), *larger)
+    other = untrained_run(configure, tmp_path / "other", method_of("method=baseline"), "method=baseline")
+    for made, folder in ((wide, "wide_found"), (other, "other_found")):
+        assert call(made, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / folder)[0] == 0
+    shutil.copytree(tmp_path / "other_found", tmp_path / "damaged")
+    (tmp_path / "damaged" / "index.faiss").write_text("no index")
+    out = tmp_path / "out"
+    for options, sentence in {
+        (run, tmp_path / "wide_found", files[0]): "index.faiss has 32 dimensions, the run's embedding 24",
+        (
+            run,
+            tmp_path / "wide_found" / "vectors.npz",
+            files[0],
+        ): "vectors.npz has 32 dimensions, the run's embedding 24",
+        (run, tmp_path / "other_found", files[0]): "was embedded by other weights",
+        (other, tmp_path / "damaged", files[0]): "no index of faiss, or damaged",
+        (run, tmp_path / "photos", tmp_path / "notes.txt"): "notes.txt cannot be read",
+        (run, tmp_path / "photos", files[0], "-k", "5"): "-k 5 nearest images are asked for, the gallery holds 4",
+        (run, tmp_path / "photos", files[0], "-k", "0"): "-k=0",
+        (run, tmp_path / "empty", files[0]): "empty has no images",
+        (run, tmp_path / "nowhere", files[0]): "there is no gallery",
+        (run, tmp_path / "photos", tmp_path / "nowhere"): "there is no image",
+        (tmp_path / "empty", tmp_path / "photos", files[0]): "has no checkpoint",
+        (run, tmp_path / "notes.txt", files[0]): "is no file of vectors",
+    }.items():
+        code, said = call(*options, *(() if "-k" in options else ("-k", "1")), "-o", out)
+        assert code == 2
+        assert said.startswith("dml: ")
+        assert sentence in said
+        assert said.count("\n") == 1
+
+
+def test_without_faiss(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=1)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    code, said = call(run, tmp_path / "photos", files[0], "-k", "1")
+    assert code == 2
+    assert "pip install '.[cpu]'" in said
