@@ -8,6 +8,7 @@ again and compared with the run on random images. model.json says what an image 
 import argparse
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -228,9 +229,11 @@ def export(
     return content
 
 
-def _brief(error: Exception) -> str:
-    """The first line that says something, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+def _brief(error: BaseException) -> str:
+    """The first line of what was the matter to begin with, without colours and full stop."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 

@@ -1,7 +1,6 @@
-"""The scripts of experiments/gsp: what they compute, that they resume, and that the table's rows are options."""
+"""The scripts of experiments/gsp: what they compute, and that they resume."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from dml.data.cifar import Cifar100
 
@@ -123,21 +121,3 @@ def test_zero_shot_prediction_of_a_linear_world(monkeypatch: pytest.MonkeyPatch)
     assert study.zero_shot(attributes, linear, 1e-6)["euclidean/precision@1"] > 0.99
     unrelated = study.zero_shot(attributes, torch.randn(10, 6, generator=generator), 1e-6)
     assert unrelated["euclidean/precision@1"] < 0.5
-
-
-@pytest.mark.parametrize("row", TABLE["rows"])
-def test_rows_of_the_table_compose(configure: Callable[..., DictConfig], row: str) -> None:
-    for loss in TABLE["losses"].values():
-        configure(*TABLE["rows"][row]["options"], *loss)
-
-
-def test_published_figures() -> None:
-    """A second transcription of some of them."""
-    published = {row: content["published"] for row, content in TABLE["rows"].items()}
-    assert len(published) == 22
-    assert published["GSP"] == {"contrastive": 22.68, "proxy_nca": 27.61}
-    assert published["GAP"] == {"contrastive": 8.09, "proxy_nca": 10.68}
-    assert published["DeLF"] == {"contrastive": 11.44, "proxy_nca": 24.83}
-    assert published["VLAD-(64x128)"] == {"contrastive": 22.52, "proxy_nca": 21.15}
-    assert published["TFM-8"] == {"contrastive": 18.18, "proxy_nca": 19.68}
-    assert published["GMP+GAP"] == {"contrastive": 10.01, "proxy_nca": 11.85}

@@ -62,7 +62,7 @@ class TransportPool(nn.Module):
 
     def plan(self, cells: Tensor) -> Tensor:
         """`[B,n,c]` -> pi `[B,m,n]`; column sums are exact, row sums as far as the iterations have come."""
-        logits = -self.eps * torch.cdist(self.prototypes.to(cells.dtype).expand(len(cells), -1, -1), cells)
+        logits = -self.eps * torch.cdist(self.prototypes.to(cells.dtype).expand(cells.shape[0], -1, -1), cells)
         m, n = logits.shape[1:]
         for _ in range(self.iterations):
             logits = logits - logits.logsumexp(2, keepdim=True) - math.log(m)

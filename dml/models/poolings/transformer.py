@@ -43,4 +43,4 @@ class TransformerPool(nn.Module):
         height, width = features.shape[2:]
         places = build_sincos2d_pos_embed([height, width], features.shape[1], device=features.device)
         cells = features.flatten(2).transpose(1, 2) + places.to(features.dtype)
-        return self.layers(torch.cat([self.token.expand(len(cells), 1, -1), cells], dim=1))[:, 0]
+        return self.layers(torch.cat([self.token.expand(cells.shape[0], 1, -1), cells], dim=1))[:, 0]
