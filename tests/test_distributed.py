@@ -60,6 +60,7 @@ def _on_rank() -> dict[str, Any]:
     return {"gradients": _gradients(slice(half, half + 4)), "tables": _collect()}
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Callable[..., list[Any]]) -> None:
     whole = _gradients(slice(None))
     for of_rank in on_ranks(2, _on_rank):

@@ -169,6 +169,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert image_files([tmp_path, odd]) == [odd]
 
 
+@pytest.mark.slow
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
     photographs(tmp_path / "photos", classes=1)
     (tmp_path / "photos" / "class0" / "1.png").write_text("no image")

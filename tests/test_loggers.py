@@ -136,6 +136,7 @@ def test_runs_that_differ_in_their_seed_are_a_group_and_a_restart_is_the_same_ru
     assert groups[0] == groups[1] != groups[2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_a_service_that_does_not_answer_holds_nothing_up(
     configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

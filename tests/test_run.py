@@ -73,7 +73,7 @@ def test_every_head_trains(configure: Configure, head: str) -> None:
     assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
 
 
-@pytest.mark.parametrize("method", choices("method"))
+@pytest.mark.parametrize("method", sampled("method", "abe", "dces", "deml", "diablo", "gsp"))
 def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
     assert tiny_run(configure, f"method={method}", "trainer.max_steps=2")["run/steps"] == 2
     attentive = method in ("abe", "mheads_att", "diablo", "deml")

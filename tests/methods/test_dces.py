@@ -71,7 +71,7 @@ def fit(config: DictConfig, *callbacks: Callback) -> tuple[DCES, Path]:
     parts, trainer = train.prepare(config, folder)
     trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before what happens between steps
     folder.open(config, [])
-    train._fit(config, folder, parts, trainer)
+    train.fit(config, folder, parts, trainer)
     assert isinstance(parts.method, DCES)
     return parts.method, folder.path
 
@@ -269,7 +269,7 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
         expected = parts.method.embed(images).flatten(1)
     parts.method.train()
     folder.open(config, [])
-    train._fit(config, folder, parts, trainer)
+    train.fit(config, folder, parts, trainer)
     assert len(given) == 1  # before step 0; nothing at the end
     torch.testing.assert_close(torch.as_tensor(given[0]), expected, rtol=1e-4, atol=1e-5)
 
@@ -420,7 +420,13 @@ def test_what_is_logged_and_drawn(configure: Configure) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("options", [["method.assignments_from=running"], ["loss=proxy_nca", "sampler=uniform"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["method.assignments_from=running"],
+        pytest.param(["loss=proxy_nca", "sampler=uniform"], marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:

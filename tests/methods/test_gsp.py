@@ -231,7 +231,7 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
 
     parts.method.on_train_batch_end = stop  # type: ignore[method-assign]
     with pytest.raises(Stop):
-        train._fit(config, folder, parts, trainer)
+        train.fit(config, folder, parts, trainer)
     again = train.run(config, options)
     clock = ("run/seconds", "run/seconds_between_steps", "run/images_per_second")
     assert {k: v for k, v in again.items() if k not in clock} == {k: v for k, v in whole.items() if k not in clock}
