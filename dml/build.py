@@ -244,12 +244,14 @@ def _check_targets(node: Any, path: str | Path) -> None:
     Raises:
         UserError: it names something else, which could do anything.
     """
+    if isinstance(node, str) and "${" in node:
+        raise UserError(f"{path} holds a reference ({node}), which no run writes: it is not loaded.")
     if isinstance(node, list):
         for part in node:
             _check_targets(part, path)
     if not isinstance(node, dict):
         return
-    for part in node.values():
+    for part in (*node.keys(), *node.values()):
         _check_targets(part, path)
     target = node.get("_target_")
     if target is None or target in _targets():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -28,8 +29,8 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         deviation (with n - 1).
 
     Raises:
-        UserError: a mistake in the configuration or the data, found before anything is written; several processes;
-            or a training that ended with an error.
+        UserError: a mistake in the configuration or the data, found before anything is written; several processes.
+        SystemExit: a training that ended with an error.
     """
     if any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "SLURM_NTASKS")):
         raise UserError(
@@ -53,10 +54,12 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         if code == INTERRUPTED:
             raise Interrupted(f"the training in {folder.path / name}")
         if code:
-            raise UserError(
-                f"The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
-                f"the same options with paths.output_dir={folder.path} go on."
+            print(
+                f"dml: The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
+                f"the same options with paths.output_dir={folder.path} go on.",
+                file=sys.stderr,
             )
+            raise SystemExit(1)
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()

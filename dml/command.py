@@ -57,6 +57,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
         nonlocal composed
         composed = True
         _end_with_parent()
+        _stop_when_told()
         try:
             return task(config)
         except UserError as mistake:
@@ -80,7 +81,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             stop(str(mistake))
         except SystemExit as left:
             # Hydra has said what the command line lacks, and leaves with 1.
-            raise SystemExit(MISTAKE if left.code == 1 and not composed else left.code) from None
+            raise SystemExit(MISTAKE if left.code == 1 and not (composed or Sweep.began) else left.code) from None
 
     return main
 
@@ -88,24 +89,30 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 class Sweep(Callback):
     """Begins a sweep (`-m`) with the names of what is swept, and ends it with a table and with the jobs that failed."""
 
+    began = 0.0
     failed = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element() for o in parsed if o.is_sweep_override()]
-        os.environ[SWEPT] = ",".join([*swept, *(config.hydra.sweeper.get("params") or {})])
+        names = [*swept, *(config.hydra.sweeper.get("params") or {})]
+        os.environ[SWEPT] = ",".join(str(name).lstrip("+~") for name in names)
+        Sweep.began = time.time()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from dml.report import leaves, write_summary
 
         folder = Path(config.hydra.sweep.dir)
-        if folder.is_dir() and leaves([folder]):
-            write_summary([folder])
-        marks = sorted(folder.glob("*.failed"))
+        marks = sorted(mark for mark in folder.glob("*.failed") if mark.stat().st_mtime >= Sweep.began - 1)
+        Sweep.failed = bool(marks)  # first of all: what is raised here Hydra makes a warning of
+        try:
+            if folder.is_dir() and leaves([folder]):
+                write_summary([folder])
+        except (UserError, OSError) as error:
+            print(f"dml: {error}", file=sys.stderr)
         for mark in marks:
-            print(f"Failed: {mark.with_suffix('')} ({mark.read_text().splitlines()[0]})", file=sys.stderr)
+            print(f"Failed: {mark.with_suffix('')} ({mark.read_text().partition(chr(10))[0]})", file=sys.stderr)
         if marks:
-            Sweep.failed = True
             print(
                 f"{len(marks)} of the jobs failed. The same sweep with paths.sweep_dir={folder} runs them again and "
                 "skips what is done.",
@@ -153,6 +160,18 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _stop_when_told() -> None:
+    """Until a training begins, which finishes its step first, a signal to stop ends at once what can go on later."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise Interrupted(signal.Signals(number).name)
+
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own
+                signal.signal(one, leave)
 
 
 def _after_the_first_rank(seconds: float = 20) -> None:

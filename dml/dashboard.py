@@ -149,7 +149,8 @@ def main() -> None:
         entity = options.entity or str(wandb.Api().default_entity)
         saved = workspace(options.project, entity, options.name).save()
     except Exception as error:  # of whatever layer of theirs could not reach the service
-        stop(f"W&B did not take the workspace ({str(error).splitlines()[0]}): --print shows what would be sent.")
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        stop(f"W&B did not take the workspace ({said}): --print shows what would be sent.")
     print(saved.url)
 
 

@@ -20,8 +20,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dml.command import stop
-from dml.errors import UserError
+from dml.command import started_from_here, stop
+from dml.errors import CTRL_C, UserError
 from dml.files import replace_file
 from dml.papers import FOLDER, Experiment, Measurement, Row, Training, find
 
@@ -191,7 +191,10 @@ def keep(experiment: Experiment, found: Sequence[Measurement]) -> Path:
     def place(one: Measurement) -> tuple[str, str, int | None, tuple[str, ...]]:
         return one.row, one.part, one.seed, tuple(one.changes)
 
-    all_of_them = {place(one): one for one in (*experiment.measured, *found)}
+    all_of_them = {place(one): one for one in experiment.measured}
+    for one in found:  # what was recorded before keeps its commit, date and hardware
+        if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
+            all_of_them[place(one)] = one
     content = [asdict(one) for one in all_of_them.values()]
     replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
@@ -235,15 +238,16 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
     if missing:
         trainings = [one for one in trainings if not lacking([one])]
     wanted = [one for one in trainings if not finished(one, options.out)]
-    scripts = [row for one in experiments for row in one.rows.values() if row.command is not None]
+    scripts = _scripts(experiments, options.rows)
     if not trainings and not scripts:
         raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
     print(f"{len({(t.key, t.seed) for t in trainings})} trainings, {len({(t.key, t.seed) for t in wanted})} to do.")
     if wanted:
         print(f"Their steps take about {_hours(seconds_of(wanted))} here, one after another.", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    failed = [subprocess.run(command, check=False).returncode for command in _commands(wanted, options).values()]
-    failed += [_script(row, options.out) for row in scripts]
+    with started_from_here():
+        failed = [subprocess.run(command, check=False).returncode for command in _commands(wanted, options).values()]
+        failed += [_script(row, options.out) for row in scripts]
     for experiment in experiments:
         if options.record:
             print(f"Recorded: {keep(experiment, measure(experiment, options.set, options.out))}")
@@ -253,6 +257,11 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
 
 def _commands(trainings: Iterable[Training], options: argparse.Namespace) -> dict[Path, list[str]]:
     return commands(trainings, options.out, options.launcher)
+
+
+def _scripts(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Row]:
+    of_all = [row for one in experiments for row in one.rows.values() if row.command is not None]
+    return [row for row in of_all if not rows or row.name in rows]
 
 
 def _script(row: Row, out: Path) -> int:
@@ -275,7 +284,7 @@ def _hours(seconds: float) -> str:
 def _dry(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
     for command in _commands(trainings, options).values():
         print(shlex.join(["python", *command[1:]]))
-    for row in (row for one in experiments for row in one.rows.values() if row.command is not None):
+    for row in _scripts(experiments, options.rows):
         print(shlex.join(["python", *_command_of(row, options.out)[1:]]))
 
 
@@ -335,6 +344,8 @@ def main() -> None:
             _run(experiments, trainings, options)
     except UserError as mistake:
         stop(str(mistake))
+    except KeyboardInterrupt:
+        raise SystemExit(CTRL_C) from None
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ class RunFolder:
         """Makes the folder of one training. Raises as `name`."""
         self.name(config, overrides)
         if not self.begun():
-            (self.path / "metrics.json").unlink(missing_ok=True)  # of a training that was given up
+            for given_up in (self.path / "metrics.json", *self.last.parent.glob("best_on_*.ckpt")):
+                given_up.unlink(missing_ok=True)
         for part in ("checkpoints", "figures"):
             (self.path / part).mkdir(exist_ok=True)
 
@@ -94,7 +95,7 @@ class RunFolder:
         """Makes the folder and writes the configuration into it.
 
         Raises:
-            UserError: the folder cannot be made.
+            UserError: the folder cannot be made or written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -103,8 +104,14 @@ class RunFolder:
                 f"{self.path} cannot be made ({error.strerror}): choose another with paths.output_dir=FOLDER."
             ) from error
         # First of all, so that the folder of a run killed here is known as one.
-        replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
-        replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+        try:
+            replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
+            replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror}): make room, or choose another with "
+                "paths.output_dir=FOLDER."
+            ) from error
 
     def config(self) -> DictConfig | None:
         """The configuration of the run; None where the folder has none or something else's."""
@@ -133,9 +140,7 @@ class RunFolder:
         for path in (self.last, self.previous):
             if sound(path):
                 return path
-        raise UserError(
-            f"{self.last} is damaged and no whole one before it is there: delete it to train from the start."
-        )
+        raise UserError(f"No checkpoint in {self.last.parent} is whole: delete that folder to train from the start.")
 
     def finished(self) -> bool:
         """Whether the last checkpoint is the one at the end; the report is written before it.
@@ -173,6 +178,8 @@ class RunFolder:
                     f"{self.path} is being trained by another process: wait for it, or name another folder with "
                     "paths.output_dir=FOLDER."
                 ) from None
+            except OSError as error:  # a file system without locks
+                log.warning("%s cannot be locked (%s): start no second run there.", self.path, error.strerror)
             for torn in self.last.parent.glob(".*"):  # what a kill left of a checkpoint
                 torn.unlink()
             if self.last.exists() and not sound(self.last):

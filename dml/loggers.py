@@ -129,7 +129,7 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
 
 
 def _line(error: Exception) -> str:
-    return str(error).splitlines()[0]
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _names(folder: Path) -> dict[str, Any]:
@@ -156,8 +156,12 @@ def shareable(config: DictConfig) -> dict[str, Any]:
     """
 
     def clean(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [clean(one) for one in value]
         if not isinstance(value, str):
             return value
+        if value.startswith("file:"):
+            return f".../{Path(value).name}"
         if "://" in value:
             parts = urlsplit(value)
             return urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))

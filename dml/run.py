@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float:
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     code = job(overrides, folder, log)
     if code:
-        mark.write_text(f"exit code {code}\n{shlex.join(_command(overrides, folder))}\n")
+        print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
+        with suppress(OSError):  # a full disk stops no other job
+            mark.write_text(f"exit code {code}\n{shlex.join(_command(overrides, folder))}\n")
         return math.nan
     mark.unlink(missing_ok=True)
     return objective(config, json.loads((folder / "metrics.json").read_text()))
@@ -107,7 +110,7 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if told and code:
+    if told:  # though the run may have ended well: what would come next has no time
         raise Interrupted(f"{signal.Signals(told[0]).name}, passed on to {folder}")
     return code
 

@@ -78,6 +78,8 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
             if no_room(error):  # not even for a line in run.log
                 raise UserError(f"There is no room left in {folder.path}: make some, then {go_on}.") from error
             log.error("%s: %s", type(error).__name__, error)
+            if isinstance(error, UserError) and not trainer.is_global_zero:  # the first rank may never learn of it
+                print(f"dml: rank {trainer.global_rank}: {error}", file=sys.stderr)
             if not isinstance(error, UserError) and trainer.is_global_zero:
                 print(f"\nStopped: {go_on}.", file=sys.stderr)
             if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1
@@ -149,9 +151,11 @@ def _as_started(strategy: str) -> dict[str, Any]:
 
 
 def _environment() -> list[ClusterEnvironment]:
-    """A single task of SLURM starts its ranks itself."""
-    alone = SLURMEnvironment.detect() and os.environ.get("SLURM_NTASKS", "1") == "1"
-    return [LightningEnvironment()] if alone and not TorchElasticEnvironment.detect() else []
+    """A single task of SLURM starts its ranks itself; of several none puts the job into the queue again by itself."""
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    alone = os.environ.get("SLURM_NTASKS", "1") == "1"
+    return [LightningEnvironment() if alone else SLURMEnvironment(auto_requeue=False)]
 
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:

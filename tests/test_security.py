@@ -80,6 +80,16 @@ def test_a_checkpoint_that_asks_for_more_than_a_network_is_refused(
         load(checkpoint(said))
 
 
+@pytest.mark.parametrize("reference", ["${evil}", "\\${evil}"])
+def test_a_checkpoint_that_refers_to_what_is_not_looked_at_is_refused(
+    checkpoint: Callable[..., Path], reference: str
+) -> None:
+    said = {"evil": {"_target_": "os.system", "_args_": ["touch x"]}}
+    said |= {"head": {"_target_": "dml.models.heads.Head", "pooling": reference}}
+    with pytest.raises(UserError, match="holds a reference"):
+        load(checkpoint(said))
+
+
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     (tmp_path / "a.ckpt").write_bytes(b"nonsense")
     torch.save({"weights": torch.zeros(1)}, tmp_path / "b.ckpt")

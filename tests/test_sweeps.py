@@ -41,6 +41,7 @@ def test_a_job_that_fails_is_marked_and_the_same_sweep_again_does_what_is_missin
     assert OmegaConf.load(tmp_path / "method.M=1" / "config.yaml").method.M == 1
     assert [row["label"] for row in json.loads((tmp_path / "summary.json").read_text())] == ["ABE"]
     larger = sweep(tmp_path, "method=abe", "method.M=2,1")
+    assert larger.returncode == 0  # 3 learners are not asked for any more
     assert larger.stdout.count("nothing was trained") == 1
     assert figures(tmp_path / "method.M=2")["run/steps"] == 2
     assert {row["label"] for row in json.loads((tmp_path / "summary.json").read_text())} == {"method.M=1", "method.M=2"}
@@ -107,7 +108,8 @@ def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
 
 
 def test_names_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWEPT, "method.M,seed,dataset")
+    monkeypatch.setenv(SWEPT, "method.M,seed,dataset,new")
+    assert job_name(["+new=1", "lr=2"]) == "+new=1"
     assert job_name(["method=abe", "method.M=2", "lr=1", "seed=3"]) == "method.M=2,seed=3"
     assert job_name(["dataset=a/b", "lr=1"]) == "dataset=a_b"
     assert job_name(["lr=1"]) == "job"
