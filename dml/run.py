@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import shlex
 import signal
@@ -21,7 +20,7 @@ from dml.command import SWEPT, command, started_from_here
 from dml.errors import Interrupted, UserError
 
 
-def _task(config: DictConfig) -> float:
+def _task(config: DictConfig) -> float | None:
     """What a sweep over hyperparameters maximises: see `objective`."""
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -33,7 +32,7 @@ def _task(config: DictConfig) -> float:
 
     settle(config)
     metrics = run_all(config, overrides) if pieces(config) else run(config, overrides)
-    return objective(config, metrics) if metrics else math.nan
+    return objective(config, metrics) if metrics else None
 
 
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
@@ -52,10 +51,11 @@ def _check_folder_is_named(overrides: list[str]) -> None:
         )
 
 
-def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float:
+def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
 
-    A job that fails leaves a file `FOLDER.failed` and gives NaN, and those after it run all the same.
+    A job that fails leaves a file `FOLDER.failed` and no figure (of NaN Optuna's sweeper makes an error of
+    its own), and those after it run all the same.
     """
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.sweep.dir) / job_name(overrides)
@@ -69,7 +69,7 @@ def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
         with suppress(OSError):  # a full disk stops no other job
             mark.write_text(f"exit code {code}\n{shlex.join(_command(overrides, folder))}\n")
-        return math.nan
+        return None
     mark.unlink(missing_ok=True)
     return objective(config, json.loads((folder / "metrics.json").read_text()))
 

@@ -88,7 +88,7 @@ def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path)
     assert "1 of the jobs failed" in done.stderr
     assert done.returncode == 1
     best = OmegaConf.load(tmp_path / "optimization_results.yaml")
-    found = {folder.name: figures(folder) for folder in tmp_path.glob("lr=*") if folder.is_dir()}
+    found = {file.parent.name: figures(file.parent) for file in tmp_path.glob("lr=*/metrics.json")}
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
