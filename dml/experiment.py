@@ -6,13 +6,11 @@ and are shared by the tables that need the same one. --record keeps what was mea
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,32 +21,45 @@ from rich.table import Table
 from dml.command import started_from_here, stop
 from dml.errors import CTRL_C, UserError
 from dml.files import replace_file
-from dml.papers import FOLDER, Experiment, Measurement, Row, Training, find
+from dml.papers import FOLDER, Experiment, Measurement, Training, find
+from dml.provenance import add_start, commit, hardware, starts
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
 
 
-def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> dict[Path, list[str]]:
-    """A sweep over the seeds of each configuration, by its folder."""
-    seeds: dict[str, list[int]] = {}
-    overrides: dict[str, tuple[str, ...]] = {}
+def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
+    """What to start, and the folders of what it runs: a sweep over the seeds of each configuration, a script a seed."""
+    by_key: dict[str, list[Training]] = {}
     for training in trainings:
-        overrides[training.key] = training.overrides
-        if training.seed not in seeds.setdefault(training.key, []):
-            seeds[training.key].append(training.seed)
+        mine = by_key.setdefault(training.key, [])
+        if training.seed not in (one.seed for one in mine):
+            mine.append(training)
     launched = [] if launcher == "basic" else [f"hydra/launcher={launcher}"]
-    return {
-        out / key: [
-            *(sys.executable, "-m", "dml.run", "-m", *overrides[key], *launched),
-            *(f"seed=choice({','.join(map(str, seeds[key]))})", f"paths.sweep_dir={out / key}"),
-        ]
-        for key in seeds
-    }
+    result = []
+    for key, mine in by_key.items():
+        if mine[0].script:
+            result += [(_script(one, out), [folder_of(one, out)]) for one in mine]
+            continue
+        seeds = ",".join(str(one.seed) for one in mine)
+        sweep = ["-m", "dml.run", "-m", *mine[0].overrides, *launched, f"seed=choice({seeds})"]
+        command = [sys.executable, *sweep, f"paths.sweep_dir={out / key}"]
+        result.append((command, [folder_of(one, out) for one in mine]))
+    return result
+
+
+def _script(training: Training, out: Path) -> list[str]:
+    path, *options = (option.replace("{seed}", str(training.seed)) for option in training.overrides)
+    return [sys.executable, str(FOLDER.parent / path), *options, "--out", str(folder_of(training, out))]
+
+
+def folder_of(training: Training, out: Path) -> Path:
+    """Where a training, done or not, has its place."""
+    return out / training.key / f"seed={training.seed}"
 
 
 def finished(training: Training, out: Path) -> Path | None:
     """The folder of a training that is done."""
-    folder = out / training.key / f"seed={training.seed}"
+    folder = folder_of(training, out)
     return folder if (folder / "metrics.json").exists() else None
 
 
@@ -120,12 +131,14 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
     """What the finished trainings of an experiment came to."""
     found = []
     for training in _with_seeds(experiment, changes, out):
-        folder = finished(training, out)
-        assert folder is not None
+        folder = folder_of(training, out)
         metrics = json.loads((folder / "metrics.json").read_text())
+        if training.script:
+            metrics = metrics.get(training.row, {})
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
         wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
-        command = ["python", "-m", "dml.run", *training.overrides, f"seed={training.seed}"]
+        said = ("command", "commit", "date", "hardware")
+        begun = starts(folder) or [dict.fromkeys(said, "unknown")]
         found.append(
             Measurement(
                 training.row,
@@ -133,11 +146,8 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
                 training.seed,
                 list(changes),
                 {name: metrics[name] for name in sorted(wanted) if name in metrics},
-                shlex.join(command),
-                _commit(),
-                datetime.fromtimestamp((folder / "metrics.json").stat().st_mtime, UTC).date().isoformat(),
-                hardware(),
-                metrics.get("run/seconds"),
+                seconds=metrics.get("run/seconds"),
+                **{name: begun[-1][name] for name in said},
             )
         )
     return found
@@ -149,9 +159,7 @@ def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> li
     for training in experiment.trainings(seeds=[0], changes=changes):
         names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
         seeds = sorted(int(name.removeprefix("seed=")) for name in names)
-        result += [
-            Training(*(training.experiment, training.row, training.part), seed, training.overrides) for seed in seeds
-        ]
+        result += [replace(training, seed=seed) for seed in seeds]
     return result
 
 
@@ -181,7 +189,7 @@ def sizes(experiment: Experiment) -> list[Measurement]:
             metrics = {f"model/{name}": float(n) for name, n in counted.items()}
             command = shlex.join(["python", "-m", "dml.describe", *overrides])
             today = datetime.now(UTC).date().isoformat()
-            found.append(Measurement(row.name, part, None, [], metrics, command, _commit(), today, hardware()))
+            found.append(Measurement(row.name, part, None, [], metrics, command, commit(), today, hardware()))
     return found
 
 
@@ -200,23 +208,6 @@ def keep(experiment: Experiment, found: Sequence[Measurement]) -> Path:
     return experiment.record
 
 
-def _commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
-    said = subprocess.run(git, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
-
-
-def hardware() -> str:
-    """The processor or GPU, and how many cores."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
-
-
 def _list(experiments: Sequence[Experiment]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("experiment", no_wrap=True)
@@ -232,60 +223,44 @@ def _list(experiments: Sequence[Experiment]) -> None:
 
 
 def _run(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
-    missing = lacking(trainings)
+    missing = lacking([one for one in trainings if not one.script])
     for sentence, row in missing.items():
         print(f"Cannot be trained ({row} and what is like it): {sentence}", file=sys.stderr)
     if missing:
-        trainings = [one for one in trainings if not lacking([one])]
-    wanted = [one for one in trainings if not finished(one, options.out)]
-    scripts = _scripts(experiments, options.rows)
-    if not trainings and not scripts:
+        trainings = [one for one in trainings if one.script or not lacking([one])]
+    if not trainings:
         raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
-    print(f"{len({(t.key, t.seed) for t in trainings})} trainings, {len({(t.key, t.seed) for t in wanted})} to do.")
-    if wanted:
-        print(f"Their steps take about {_hours(seconds_of(wanted))} here, one after another.", flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
+    wanted = [one for one in trainings if not finished(one, options.out)]
+    numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
+    print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
+    if timed := [one for one in wanted if not one.script]:
+        print(f"The steps of the trainings take about {_hours(seconds_of(timed))} here, one after another.", flush=True)
+    failed = False
     with started_from_here():
-        failed = [subprocess.run(command, check=False).returncode for command in _commands(wanted, options).values()]
-        failed += [_script(row, options.out) for row in scripts]
+        for command, folders in commands(wanted, options.out, options.launcher):
+            code = subprocess.run(command, check=False).returncode
+            failed |= bool(code)
+            if not code and command[1] != "-m":  # a training notes it itself
+                add_start(folders[0], ["python", *_as_typed(command[1:])])
     for experiment in experiments:
         if options.record:
             print(f"Recorded: {keep(experiment, measure(experiment, options.set, options.out))}")
-    if any(failed):
+    if failed:
         raise SystemExit(1)
-
-
-def _commands(trainings: Iterable[Training], options: argparse.Namespace) -> dict[Path, list[str]]:
-    return commands(trainings, options.out, options.launcher)
-
-
-def _scripts(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Row]:
-    of_all = [row for one in experiments for row in one.rows.values() if row.command is not None]
-    return [row for row in of_all if not rows or row.name in rows]
-
-
-def _script(row: Row, out: Path) -> int:
-    """A script of experiments/, whose pictures lie in a folder of its name."""
-    return subprocess.run(_command_of(row, out), check=False).returncode
-
-
-def _command_of(row: Row, out: Path) -> list[str]:
-    assert row.command is not None
-    script = FOLDER.parent / row.command[0]
-    takes_folder = "--out" in script.read_text() and "--out" not in row.command
-    place = ["--out", str(out / "scripts" / script.stem)] if takes_folder else []
-    return [sys.executable, str(script), *row.command[1:], *place]
 
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
 
 
-def _dry(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
-    for command in _commands(trainings, options).values():
-        print(shlex.join(["python", *command[1:]]))
-    for row in _scripts(experiments, options.rows):
-        print(shlex.join(["python", *_command_of(row, options.out)[1:]]))
+def _as_typed(command: Sequence[str]) -> list[str]:
+    """Paths below the project as they are typed in it."""
+    return [word.removeprefix(f"{FOLDER.parent}/") for word in command]
+
+
+def _dry(trainings: Iterable[Training], options: argparse.Namespace) -> None:
+    for command, _ in commands(trainings, options.out, options.launcher):
+        print(shlex.join(["python", *_as_typed(command[1:])]))
 
 
 def _smoke(experiments: Sequence[Experiment], rows: Sequence[str]) -> None:
@@ -337,7 +312,7 @@ def main() -> None:
         elif not options.names:
             raise UserError("name an experiment, as abe/table1; --list shows all.")
         elif options.dry_run:
-            _dry(experiments, trainings, options)
+            _dry(trainings, options)
         elif options.scale == "smoke":
             _smoke(experiments, options.rows)
         else:

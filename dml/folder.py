@@ -18,6 +18,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from dml.command import EXECUTION, started_from_here
 from dml.errors import UserError
 from dml.files import LAST, PREVIOUS, replace_file, sound
+from dml.provenance import add_start
 
 log = logging.getLogger("dml")
 
@@ -41,8 +42,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class RunFolder:
-    """`config.yaml overrides.yaml metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/ figures/ report.html
-    run.log`; in `checkpoints/` the last two, `last.ckpt` and `previous.ckpt`, and the best."""
+    """`config.yaml overrides.yaml provenance.json metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/
+    figures/ report.html run.log`; in `checkpoints/` the last two, `last.ckpt` and `previous.ckpt`, and the best."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,6 +108,8 @@ class RunFolder:
         try:
             replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
             replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+            if not getattr(rank_zero_only, "rank", 0):
+                add_start(self.path, ["python", "-m", "dml.run", *overrides])
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}): make room, or choose another with "

@@ -43,7 +43,9 @@ class Row:
 
     Attributes:
         overrides: None: it is not trained here.
-        command: a script of experiments/ in place of a training, with its options.
+        command: a script of experiments/ in place of a training, with its options, of which "{seed}" stands for the
+            seed; `metrics.json` in its --out has the figures of each row.
+        smoke: options that make the script short.
         published: by part and column.
         parts: which are trained.
         x, line: its place in a figure over numbers.
@@ -52,6 +54,7 @@ class Row:
     name: str
     overrides: list[str] | None
     command: list[str] | None
+    smoke: list[str]
     published: dict[str, dict[str, float]]
     parts: list[str]
     x: float | None
@@ -61,19 +64,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Training:
-    """One run that an experiment needs. Equal overrides are the same run, whichever tables ask for it."""
+    """One run that an experiment needs. Equal overrides are the same run, whichever tables ask for it.
+
+    Attributes:
+        overrides: of `dml.run`, or where `script`, a script of experiments/ and its options.
+    """
 
     experiment: str
     row: str
     part: str
     seed: int
     overrides: tuple[str, ...]
+    script: bool = False
 
     @property
     def key(self) -> str:
         """Of its configuration: the folder that all its seeds share."""
-        method = next((o.split("=")[1] for o in reversed(self.overrides) if o.startswith("method=")), "run")
-        return f"{method}_{hashlib.sha256(json.dumps(self.overrides).encode()).hexdigest()[:10]}"
+        kind = next((o.split("=")[1] for o in reversed(self.overrides) if o.startswith("method=")), "run")
+        kind = Path(self.overrides[0]).stem if self.script else kind
+        return f"{kind}_{hashlib.sha256(json.dumps(self.overrides).encode()).hexdigest()[:10]}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,8 @@ class Experiment:
     def trainings(
         self, rows: Sequence[str] = (), seeds: Sequence[int] = (), changes: Sequence[str] = ()
     ) -> list[Training]:
-        """What has to be trained, of some rows and seeds or of all.
+        """What has to be run, of some rows and seeds or of all; scripts where there are no changes, which they have no
+        options for, and once where the seed is none of their options.
 
         Raises:
             UserError: a row that is not there, with the near ones.
@@ -134,13 +144,19 @@ class Experiment:
         for name in rows:
             if name not in self.rows:
                 raise UserError(f"{self.name} has no row '{name}'{_near(name, self.rows)}.")
-        return [
-            Training(self.name, row.name, part, seed, (*self.of_row(row, part), *changes))
-            for row in self.rows.values()
-            if row.overrides is not None and (not rows or row.name in rows)
-            for part in row.parts
-            for seed in (seeds or self.seeds)
-        ]
+        result = []
+        for row in self.rows.values():
+            if rows and row.name not in rows:
+                continue
+            for part in row.parts:
+                if row.overrides is not None:
+                    settings = (*self.of_row(row, part), *changes)
+                    result += [Training(self.name, row.name, part, s, settings) for s in seeds or self.seeds]
+                elif row.command is not None and not changes:
+                    several = any("{seed}" in option for option in row.command)
+                    of = seeds or self.seeds if several else [0]
+                    result += [Training(self.name, row.name, part, s, tuple(row.command), script=True) for s in of]
+        return result
 
 
 def _near(name: str, names: Any) -> str:
@@ -209,7 +225,7 @@ def _part(name: str, said: dict[str, Any]) -> Part:
 
 
 def _row(said: dict[str, Any], parts: dict[str, Part]) -> Row:
-    known = {"name", "overrides", "command", "published", "parts", "x", "line", "note"}
+    known = {"name", "overrides", "command", "smoke", "published", "parts", "x", "line", "note"}
     published = said.get("published") or {}
     wrong = [
         *(said.keys() - known),
@@ -222,6 +238,7 @@ def _row(said: dict[str, Any], parts: dict[str, Part]) -> Row:
         str(said["name"]),
         said.get("overrides"),
         said.get("command"),
+        said.get("smoke", []),
         published,
         said.get("parts", list(parts)),
         said.get("x"),

@@ -3,53 +3,61 @@
 What comes out is no figure; it shows that rows compose, train, and give the figures that the paper prints of them.
 """
 
+import json
 import multiprocessing as mp
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dml.papers import Experiment, Training
+from dml.aggregate import FIGURES, KINDS
+from dml.papers import FOLDER, Experiment
 
 # What belongs to a backbone, and cannot be kept beside another.
-OF_A_BACKBONE = ("backbone", "method.branch=", "method.object_layers=")
+OF_A_BACKBONE = ("backbone", "method.branch=", "method.attention_depth=", "method.object_layers=")
 BATCH = 8
+# What an aggregate of folds adds to one training's figures.
+OF_FOLDS = {f"mlrc/{kind}/{figure}/mean" for kind in KINDS for figure in FIGURES}
+
+
+Shown = dict[str, set[str]]  # by row, what the paper prints of it
 
 
 def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
-    """Trains each distinct row, several at a time.
+    """Runs each distinct row, several at a time.
 
     Returns:
         What went wrong, by `experiment: row, part`.
     """
-    wanted: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    wanted: dict[tuple[str, ...], Shown] = {}
+    places: dict[tuple[str, ...], list[str]] = {}
+    scripts: dict[tuple[str, ...], list[str]] = {}
     for experiment in experiments:
         for training in experiment.trainings(rows, seeds=[0]):
-            columns = experiment.parts[training.part].columns
-            printed = experiment.rows[training.row].published.get(training.part, ())
-            shown = [columns[title].metric for title in printed if not columns[title].metric.endswith("/std")]
-            place = f"{training.experiment}: {training.row}, {training.part}"
-            wanted.setdefault(_kept(training), {})[place] = shown
+            columns, row = experiment.parts[training.part].columns, experiment.rows[training.row]
+            # A row that is not printed still has all its columns' figures.
+            printed = row.published.get(training.part, columns if training.script else ())
+            shown = {columns[title].metric for title in printed}
+            shown = {metric for metric in shown if not metric.endswith("/std")}
+            wanted.setdefault(training.overrides, {}).setdefault(row.name, set()).update(shown)
+            places.setdefault(training.overrides, []).append(f"{training.experiment}: {row.name}, {training.part}")
+            if training.script:
+                scripts[training.overrides] = row.smoke
     from tqdm import tqdm
 
     with tempfile.TemporaryDirectory() as folder:
         from dml.data.miniatures import smoke as make
 
         make(Path(folder) / "data")
-        jobs = [
-            (options, sorted({m for ms in places.values() for m in ms}), folder) for options, places in wanted.items()
-        ]
+        jobs = [(options, shown, scripts.get(options), folder) for options, shown in wanted.items()]
         wrong: dict[str, str] = {}
         with mp.get_context("spawn").Pool(processes or os.cpu_count(), _quietly) as pool:
             for options, said in tqdm(pool.imap_unordered(_one, jobs), total=len(jobs), desc="rows"):
-                wrong |= dict.fromkeys(wanted[options], said) if said else {}
+                wrong |= dict.fromkeys(places[options], said) if said else {}
     return wrong
-
-
-def _kept(training: Training) -> tuple[str, ...]:
-    return tuple(option for option in training.overrides if not option.startswith(OF_A_BACKBONE))
 
 
 def _quietly() -> None:
@@ -64,14 +72,46 @@ def _quietly() -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as many bars
 
 
-def _one(job: tuple[tuple[str, ...], list[str], str]) -> tuple[tuple[str, ...], str]:
-    """What went wrong with one row; nothing where it trained and has its figures."""
-    options, shown, folder = job
+def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tuple[str, ...], str]:
+    """What went wrong with one run; nothing where it went through and its rows have their figures."""
+    options, shown, shorter, folder = job
     try:
-        lacking = sorted(set(shown) - train(options, Path(folder)).keys())
+        if shorter is not None:
+            found = _script(options, shorter, Path(folder))
+        else:
+            _check_backbone(options)
+            found = dict.fromkeys(shown, train(options, Path(folder)).keys() | OF_FOLDS)
+        lacking = sorted({metric for row, metrics in shown.items() for metric in metrics - found.get(row, set())})
     except (Exception, SystemExit) as error:
         return options, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return options, f"lacks {', '.join(lacking)}" if lacking else ""
+
+
+def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dict[str, set[str]]:
+    """Which figures a script gives of each row."""
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        path, *given = (option.replace("{seed}", "0") for option in options)
+        places = [option.replace("{data}", str(folder / "data")) for option in shorter]
+        command = [sys.executable, str(FOLDER.parent / path), *given, *places, "--out", out]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{path} ended with {done.returncode}: {done.stderr[-300:]}")
+        return {row: set(metrics) for row, metrics in json.loads((Path(out) / "metrics.json").read_text()).items()}
+
+
+def _check_backbone(options: Sequence[str]) -> None:
+    """Composes a row as it stands, and builds its model where options name stages of the backbone."""
+    from hydra import compose, initialize_config_dir
+
+    from dml.build import build_method
+    from dml.command import CONF
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=list(options))
+    if any(option.startswith(OF_A_BACKBONE[1:]) for option in options):
+        config.backbone.weights = "none"
+        config.runtime.train_classes = 2
+        build_method(config)
 
 
 def train(options: Sequence[str], folder: Path) -> dict[str, float]:
@@ -91,10 +131,12 @@ def train(options: Sequence[str], folder: Path) -> dict[str, float]:
 
     metrics: dict[str, float] = {}
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        collage = any("cifar_collage" in o or "collage" in o.partition("=")[2] for o in options)
-        glyphs = ["dataset=glyphs", "dataset.classes=16", "dataset.images_per_class=4", "dataset.size=32"]
+        small = [option for option in options if not option.startswith(OF_A_BACKBONE)]
+        if any("collage" in option.partition("=")[2] for option in options):  # needs the whole of CIFAR-100
+            small = [option for option in small if not option.startswith("dataset.")]
+            small += ["dataset=glyphs", "dataset.classes=16", "dataset.images_per_class=4", "dataset.size=32"]
         places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
-        small = [*options, "backbone=small", *(glyphs if collage else []), *places]
+        small += ["backbone=small", *places]
         config = compose("config", overrides=small)
         several = pieces(config)
         if several:  # the first of its trainings
@@ -105,6 +147,8 @@ def train(options: Sequence[str], folder: Path) -> dict[str, float]:
     config.sampler.batch_size = BATCH
     if "m" in config.sampler:
         config.sampler.m = min(2, config.sampler.m or 2)
+        if config.sampler.m == 1:  # a fold has six classes
+            config.sampler.batch_size = 6
     config.backbone.weights, config.backbone.freeze = "none", "bn_statistics"
     config.trainer.update(max_steps=1, num_workers=0, accelerator="cpu", devices=1, checkpoint_every=1)
     config.protocol.update(every=1, unit="steps", batch_size=64)

@@ -5,6 +5,7 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +95,18 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
 
 
 def _over(experiment: Experiment) -> list[tuple[str, str]]:
-    metric, drawn = experiment.figure["y"]["metric"], []
-    for changes in sorted({tuple(one.changes) for one in experiment.measured}):
-        for part in experiment.parts:
+    ys, drawn = experiment.figure["y"], []
+    settings_of = sorted({tuple(one.changes) for one in experiment.measured})
+    for y in ys if isinstance(ys, list) else [ys]:
+        for changes, part in product(settings_of, experiment.parts):
             lines: dict[str, list[figures.Measured]] = {}
             for row in experiment.rows.values():
-                values = _values(experiment, row.name, part, list(changes), metric)
+                values = _values(experiment, row.name, part, list(changes), y["metric"])
                 if row.x is not None and values:
                     std = statistics.stdev(values) if len(values) > 1 else 0.0
                     lines.setdefault(row.line, []).append(figures.Measured(row.x, statistics.fmean(values), std))
             if lines:
-                picture = figures.over(lines, str(experiment.figure["x"]), experiment.figure["y"]["title"])
+                picture = figures.over(lines, y.get("x", str(experiment.figure["x"])), y["title"])
                 drawn.append((" ".join([part, *changes]), _uri(picture)))
     return drawn
 
@@ -143,13 +145,13 @@ def _course(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
 
 
 def _pictures(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
-    places = [(f"{t.row}, {t.part}", folder / "figures") for t, folder in _runs(experiment, out)]
-    places += [
-        (row.name, out / "scripts" / Path(row.command[0]).stem) for row in experiment.rows.values() if row.command
-    ]
+    places: dict[Path, str] = {}  # rows of one script share its pictures
+    for training, folder in _runs(experiment, out):
+        where = folder if training.script else folder / "figures"
+        places.setdefault(where, training.part if training.script else f"{training.row}, {training.part}")
     return [
         (f"{name}: {picture}", _data((place / f"{picture}.png").read_bytes()))
-        for name, place in places
+        for place, name in places.items()
         for picture in experiment.figure["names"]
         if (place / f"{picture}.png").exists()
     ]

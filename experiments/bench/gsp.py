@@ -1,11 +1,12 @@
-"""Generalized sum pooling over global average pooling: alone, and in a whole training step.
+"""Generalized sum pooling over global average pooling: alone, in inference, and in a whole training step.
 
     python experiments/bench/gsp.py                                     # ResNet-50 at 224, some minutes on 2 cores
-    python experiments/bench/gsp.py --backbone bn_inception --size 227
+    python experiments/bench/gsp.py --backbone bn_inception --size 227 --out runs/bench_gsp
     python experiments/bench/gsp.py --device cuda --batch 32
 
-Alone, forward and backward on local embeddings of width 128, as the paper's Fig. 9: the loop of Proposition 4.2 through
-autograd, which keeps every round; the closed form of Proposition 4.3 after 100 and 25 rounds; Newton.
+Alone, forward and backward on local embeddings of width 128, as the paper's Figs. 7 and 9: k rounds of Proposition 4.2
+differentiated automatically, which keeps every round; the closed form of Proposition 4.3 after k rounds; Newton. With
+the memory that the backward pass waits for. Inference is whole networks, as Fig. 8.
 
 The bound. Costs are one matrix product of B x m x n x d multiply-adds, and two of that size backward: for
 [32, 64, 7x7] 39e6, on a core of 50e9 a second under a millisecond. The [B,m,n] numbers are read and written some ten
@@ -14,25 +15,32 @@ pooling has no business to be seen in it: the aim is at most 3 % (the paper: und
 faster than the closed form of 100 rounds.
 
 Contenders take turns, so that a machine that slows down slows all of them; ratios are medians of the ratios within a
-round. Run it on idle cores.
+round. Run it on idle cores. --out keeps the figures of each contender in metrics.json, of the first shape.
 """
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from dml.build import build_method
-from dml.command import CONF
+from dml.command import CONF, stop
+from dml.files import replace_file
+from dml.methods.base import Method
 from dml.models.gsp import GeneralizedSumPool
 
 AIM = 0.03
 SHAPES = ((32, 64, 7), (128, 128, 8))  # images, prototypes, cells a side
 WIDTH = 128
+ROUNDS = (10, 25, 50, 75, 100)
+CLOSED, AUTOMATIC = "closed form, k {}", "automatic differentiation, k {}"
+Figures = dict[str, dict[str, float]]  # of each contender
 
 
 class Loop(GeneralizedSumPool):
@@ -58,14 +66,30 @@ def poolings(prototypes: int) -> dict[str, Callable[[Tensor], Tensor]]:
         torch.manual_seed(0)
         return kind(WIDTH, m=prototypes, **options)  # type: ignore[arg-type]
 
-    return {
-        "average": torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()),
-        "autograd, 100 rounds": gsp(Loop, iterations=100),
-        "autograd, 25 rounds": gsp(Loop, iterations=25),
-        "closed form, 100 rounds": gsp(GeneralizedSumPool, solver="fixed_point", iterations=100),
-        "closed form, 25 rounds": gsp(GeneralizedSumPool, solver="fixed_point", iterations=25),
-        "newton": gsp(GeneralizedSumPool),
+    made: dict[str, Callable[[Tensor], Tensor]] = {
+        "GAP": torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()),
+        "Newton": gsp(GeneralizedSumPool),
     }
+    for k in ROUNDS:
+        made[CLOSED.format(k)] = gsp(GeneralizedSumPool, solver="fixed_point", iterations=k)
+        made[AUTOMATIC.format(k)] = gsp(Loop, iterations=k)
+    return made
+
+
+def kept_for_backward(pool: Callable[[Tensor], Tensor], maps: Tensor) -> int:
+    """Bytes of the tensors that a forward pass saves, but for its input; equal ones once."""
+    kept: dict[int, int] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        result = pool(maps)  # alive while it is counted, so that no address is used twice
+    kept.pop(maps.untyped_storage().data_ptr(), None)
+    del result
+    return sum(kept.values())
 
 
 def seconds(job: Callable[[], None], device: torch.device) -> float:
@@ -92,7 +116,7 @@ def ratio(one: list[float], other: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.device) -> None:
+def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.device) -> Figures:
     torch.manual_seed(0)
     maps = torch.randn(images, WIDTH, side, side, device=device, requires_grad=True)
 
@@ -106,28 +130,66 @@ def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.d
     made = {name: pool.to(device) for name, pool in poolings(prototypes).items()}  # type: ignore[attr-defined]
     times = rounds({name: job(pool) for name, pool in made.items()}, repeats, device)
     print(f"\n[{images}, {prototypes} prototypes, {side}x{side}], forward and backward")
-    print(f"{'':26}{'ms':>8} {'/ closed form, 100':>19}")
+    print(f"{'':34}{'ms':>8} {'/ closed form, 100':>19} {'MiB kept':>9}")
+    told: Figures = {}
     for name, taken in times.items():
-        over = ratio(taken, times["closed form, 100 rounds"])
-        print(f"{name:26}{1e3 * statistics.median(taken):8.2f} {over:19.2f}")
+        over = ratio(taken, times[CLOSED.format(100)])
+        kept = kept_for_backward(made[name], maps) / 2**20
+        told[name] = {"pooling/milliseconds": 1e3 * statistics.median(taken), "pooling/mebibytes": kept}
+        print(f"{name:34}{told[name]['pooling/milliseconds']:8.2f} {over:19.2f} {kept:9.2f}")
+    return told
 
 
-def steps(options: argparse.Namespace) -> None:
+def model_of(overrides: list[str], options: argparse.Namespace) -> Method:
+    common = [f"backbone={options.backbone}", "backbone.weights=none", f"runtime.train_classes={options.batch}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=[*common, *overrides])
+    torch.manual_seed(0)
+    return build_method(config).to(options.device)
+
+
+def inference(options: argparse.Namespace) -> Figures:
+    """Whole networks, without gradients (Fig. 8)."""
+    images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
+    choices = {"GAP": ["method=baseline"], "Newton": ["method=gsp"]}
+    for k in ROUNDS:
+        choices[CLOSED.format(k)] = ["method=gsp", "head.solver=fixed_point", f"head.iterations={k}"]
+
+    def job(overrides: list[str]) -> Callable[[], None]:
+        method = model_of(overrides, options).eval()
+
+        def run() -> None:
+            with torch.inference_mode():
+                method.embed(images)
+
+        return run
+
+    times = rounds({name: job(overrides) for name, overrides in choices.items()}, options.repeats, options.device)
+    print(f"\ninference of {options.backbone}, {options.batch} images at {options.size}")
+    print(f"{'':34}{'ms/image':>8} {'over GAP':>9}")
+    told: Figures = {}
+    for name, taken in times.items():
+        more = ratio(taken, times["GAP"]) - 1
+        told[name] = {
+            "inference/milliseconds": 1e3 * statistics.median(taken) / options.batch,
+            "inference/increase": more,
+        }
+        print(f"{name:34}{told[name]['inference/milliseconds']:8.1f} {more:9.1%}")
+    return told
+
+
+def steps(options: argparse.Namespace) -> Figures:
     """Whole training steps: contrastive loss, Adam; GSP with its zero-shot loss too."""
     images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
     labels = torch.arange(options.batch, device=options.device) // 2
     choices = {
-        "average": ["method=baseline", "loss=contrastive"],
-        "GSP": ["method=gsp", "method.lambda_zs=0"],
-        "GSP, zero-shot loss": ["method=gsp"],
+        "GAP": ["method=baseline", "loss=contrastive"],
+        "Newton": ["method=gsp", "method.lambda_zs=0"],
+        "Newton, zero-shot loss": ["method=gsp"],
     }
 
     def job(overrides: list[str]) -> Callable[[], None]:
-        common = [f"backbone={options.backbone}", "backbone.weights=none", f"runtime.train_classes={options.batch}"]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", overrides=[*common, *overrides])
-        torch.manual_seed(0)
-        method = build_method(config).to(options.device)
+        method = model_of(overrides, options)
         optimizer = method.configure_optimizers()
 
         def run() -> None:
@@ -140,10 +202,14 @@ def steps(options: argparse.Namespace) -> None:
 
     times = rounds({name: job(overrides) for name, overrides in choices.items()}, options.repeats, options.device)
     print(f"\na training step of {options.backbone}, {options.batch} images at {options.size}")
-    print(f"{'':26}{'s':>8} {'over average':>13}")
+    print(f"{'':34}{'s':>8} {'over GAP':>9}")
+    told: Figures = {}
     for name, taken in times.items():
-        print(f"{name:26}{statistics.median(taken):8.3f} {ratio(taken, times['average']) - 1:13.1%}")
+        more = ratio(taken, times["GAP"]) - 1
+        told[name] = {"step/seconds": statistics.median(taken), "step/increase": more}
+        print(f"{name:34}{told[name]['step/seconds']:8.3f} {more:9.1%}")
     print(f"aim: {AIM:.0%} at most")
+    return told
 
 
 def main() -> None:
@@ -152,14 +218,24 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=224, help="pixels")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="folder for metrics.json")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     if options.batch < 4:
         parser.error("--batch has to be 4 or more: two classes of two images")
+    try:
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
     print(f"{options.device}, {torch.get_num_threads()} threads, median of {options.repeats}")
-    for images, prototypes, side in SHAPES:
-        alone(images, prototypes, side, 5 * options.repeats, options.device)
-    steps(options)
+    first, *_ = [alone(*shape, 5 * options.repeats, options.device) for shape in SHAPES]
+    told: Figures = {}
+    for found in (first, inference(options), steps(options)):
+        for name, figures in found.items():
+            told.setdefault(name, {}).update(figures)
+    if options.out is not None:
+        replace_file(options.out / "metrics.json", json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ generalized sum pooling (GSP), not normalised. Tokens (and prototypes) are train
 there are scored on test samples.
 
 The paper does not print the loss, the dimension (Fig. 3a is drawn in a plane, so 2 here), the length of an epoch, nor
-mu and eps of this study. Writes hulls.png, the samples with the convex hull of each class, and synthetic.json.
+mu and eps of this study. Writes hulls.png, the samples with the convex hull of each class, and metrics.json.
 """
 
 import argparse
@@ -145,7 +145,10 @@ def main() -> None:
     draw(panels, options.out / "hulls.png")
     told = {name: figures for name, (figures, _, _) in panels.items()}
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    replace_file(options.out / "synthetic.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
+    replace_file(
+        options.out / "metrics.json",
+        json.dumps({"settings": settings} | {f"{name} of tokens": of for name, of in told.items()}, indent=1) + "\n",
+    )
     for name, figures in told.items():
         epochs = f"best epoch {figures['best_epoch']}, last {figures['last_epoch']}"
         print(f"{name}: MAP@R {figures['map@r']:.4f}, P@1 {figures['precision@1']:.4f}, {epochs}")

@@ -4,7 +4,7 @@
 
 A 10 x 10 map, half of it green background; prototypes are red and blue, so the share that matters is 0.5. With mu = 0.2
 the linear program (P1), solved by SciPy, leaves part of red and blue out; the smoothed problem (P2) reaches more of it
-the more it is smoothed. Writes toy.png, and toy.json with what each problem gives to red and blue and to green cells.
+the more it is smoothed. Writes toy.png, and metrics.json: what each problem gives to red and blue and to green cells.
 """
 
 import argparse
@@ -72,23 +72,24 @@ def main() -> None:
     axes = figure.subplots(1, len(CASES) + 1)
     axes[0].imshow(cells)
     axes[0].set_title("features", fontsize=8)
-    told = []
+    told = {}
     for one, (mu, eps) in zip(axes[1:], CASES, strict=True):
         found = weights(cells, mu, eps)
-        name = "linear program" if eps is None else f"eps {eps:g}"
+        name = f"mu {mu}, {'linear program' if eps is None else f'eps {eps:g}'}"
         shown = one.imshow(found, cmap="Greys", vmin=0, vmax=1 / min(mu for mu, _ in CASES))
-        one.set_title(f"mu {mu}, {name}", fontsize=8)
-        on, off, unused = found[wanted].mean(), found[~wanted].mean(), (found[wanted] < 0.01).mean()
-        told.append({"mu": mu, "problem": name, "red and blue": on, "green": off, "of red and blue unused": unused})
+        one.set_title(name, fontsize=8)
+        told[name] = {
+            "weight/red_and_blue": float(found[wanted].mean()),
+            "weight/green": float(found[~wanted].mean()),
+            "weight/red_and_blue_unused": float((found[wanted] < 0.01).mean()),
+        }
     figure.colorbar(shown, ax=axes, label="weight, mean 1", pad=0.01)
     for one in axes:
         one.set(xticks=[], yticks=[])
     figure.savefig(folder / "toy.png")
-    replace_file(folder / "toy.json", json.dumps(told, indent=1) + "\n")
-    for row in told:
-        print(
-            ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else str(value) for name, value in row.items())
-        )
+    replace_file(folder / "metrics.json", json.dumps(told, indent=1) + "\n")
+    for name, figures in told.items():
+        print(name, ", ".join(f"{figure} {value:.3g}" for figure, value in figures.items()), sep=": ")
     print(folder / "toy.png")
 
 

@@ -12,7 +12,7 @@ the 0.5 that it has for proxy losses, 8 prototypes share every image alike (each
 epochs from scratch), and nothing can be predicted from them.
 
 The paper has CIFAR-10; here are ten classes of CIFAR-100 that resemble its ten. Writes histograms.png (each class's
-attributes), weights_*.png (what prototypes take of test images) and zero_shot.json.
+attributes), weights_*.png (what prototypes take of test images) and metrics.json.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
 
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would fail later."""
-    for name, least in (("m", 1), ("epochs", 1), ("seed", 0)):
+    for name, least in (("m", 1), ("epochs", 1), ("images", 6), ("seed", 0)):
         whole_number(f"--{name}", getattr(options, name), least)
     positive("--eps", options.eps)
     positive("--lambda-zs", options.lambda_zs)
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--logit-scale", type=float, default=1.0)
     parser.add_argument("--ridge", type=float, default=0.05)
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--images", type=int, default=500, help="of a class, to train on (default: all 500)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
@@ -141,13 +142,14 @@ def main() -> None:
         chosen = np.isin(cifar.classes, wanted)
         renumbered = np.searchsorted(np.sort(wanted), cifar.classes)
         names = [cifar.class_names[c] for c in np.sort(wanted)]
-        rows, tests = np.flatnonzero(chosen & cifar.train), np.flatnonzero(chosen & ~cifar.train)
+        training, tests = (np.flatnonzero(chosen & part) for part in (cifar.train, ~cifar.train))
+        rows = np.concatenate([training[cifar.classes[training] == c][: options.images] for c in wanted])
         images = torch.as_tensor(cifar.images[tests].transpose(0, 3, 1, 2)) / 255
         told, histograms = {}, {}
         for lambda_zs in (0.0, options.lambda_zs):
             method = trained(cifar.images[rows], renumbered[rows], lambda_zs, options)
             attributes, embeddings = class_means(method, images, renumbered[tests])
-            name = "with zero-shot loss" if lambda_zs else "without"
+            name = f"{'with' if lambda_zs else 'without'} zero-shot loss"
             told[name], histograms[name] = zero_shot(attributes, embeddings, options.ridge), attributes
             with torch.inference_mode():
                 shares = method.shares(method.normalize(images[:6]))
@@ -157,7 +159,7 @@ def main() -> None:
     except UserError as mistake:
         stop(str(mistake))
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    replace_file(options.out / "zero_shot.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
+    replace_file(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
     draw(histograms, names, options.out / "histograms.png")
     for name, figures in told.items():
         print(name, {key: round(value, 4) for key, value in figures.items()})
