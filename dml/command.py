@@ -17,7 +17,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, read_write
 
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, Interrupted, UserError
 
@@ -94,9 +94,14 @@ class Sweep(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-        swept = [o.get_key_element() for o in parsed if o.is_sweep_override()]
-        names = [*swept, *(config.hydra.sweeper.get("params") or {})]
-        os.environ[SWEPT] = ",".join(str(name).lstrip("+~") for name in names)
+        swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]
+        given = {o.get_key_element().lstrip("+~") for o in parsed}
+        params = dict(config.hydra.sweeper.get("params") or {})
+        own = {name: values for name, values in params.items() if name not in given}
+        if own != params:  # of an overlay: what was typed stands above it
+            with read_write(config), read_write(config.hydra):
+                config.hydra.sweeper.params = own
+        os.environ[SWEPT] = ",".join(map(str, [*swept, *own]))
         Sweep.began = time.time()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

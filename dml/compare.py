@@ -1,7 +1,9 @@
 """`python -m dml.compare RUN_A RUN_B`: by how much two runs differ on the same queries, and how sure that is.
 
 A paired bootstrap over test classes, and one over images. Images of one class are not independent: classes are what
-would be drawn anew in another test set, so theirs is the interval to print; the one over images is too narrow.
+would be drawn anew in another test set, so theirs is the interval to print; the one over images is too narrow. A folder
+of several runs, of seeds or folds, stands for their mean on each query; that other seeds give other runs is in none of
+the intervals.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from dml.command import stop
 from dml.errors import UserError, whole_number
 from dml.files import replace_file
 from dml.reporting import figures
-from dml.reporting.scores import Queries, read_queries
+from dml.reporting.scores import QUERIES, Queries, read_queries
 
 LEVEL = 0.95
 DRAWS = 10_000
@@ -100,19 +102,48 @@ def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], dr
     )
 
 
-def paired(a: Path, b: Path) -> tuple[Queries, Queries]:
-    """The queries of two runs that have a positive.
+@dataclass(frozen=True)
+class Paired:
+    """Queries with a positive that two sides were both tested on.
+
+    Attributes:
+        values: by the name of a figure, `[Q]` of either side: means over its runs.
+        classes: `[Q]`.
+        runs: how many either side has.
+    """
+
+    values: dict[str, tuple[np.ndarray, np.ndarray]]
+    classes: np.ndarray
+    runs: tuple[int, int]
+
+
+def paired(a: Path, b: Path) -> Paired:
+    """What two folders, each of one run or of several below it, have in common.
 
     Raises:
-        UserError: a folder without them, or runs that were not tested on the same queries.
+        UserError: a folder without finished runs, or runs that were not tested on the same queries.
     """
-    one, other = read_queries(a), read_queries(b)
-    if not np.array_equal(one.paths, other.paths) or not np.array_equal(one.classes, other.classes):
-        raise UserError(f"{a} and {b} were tested on different queries: their difference says nothing.")
-    if not np.array_equal(one.best_rank > 0, other.best_rank > 0):
-        raise UserError(f"{a} and {b} were tested among different galleries: their difference says nothing.")
-    valid = one.best_rank > 0
-    return tuple(Queries(**{k: v[valid] for k, v in asdict(of).items()}) for of in (one, other))  # type: ignore[return-value]
+    sides = [{folder: read_queries(folder) for folder in _runs(side)} for side in (a, b)]
+    (where, first), *others = [one for side in sides for one in side.items()]
+    for folder, other in others:
+        if not np.array_equal(first.paths, other.paths) or not np.array_equal(first.classes, other.classes):
+            raise UserError(f"{where} and {folder} were tested on different queries: their difference says nothing.")
+        if not np.array_equal(first.best_rank > 0, other.best_rank > 0):
+            raise UserError(
+                f"{where} and {folder} were tested among different galleries: their difference says nothing."
+            )
+    valid = first.best_rank > 0
+    values = {
+        name: tuple(np.mean([of(queries)[valid] for queries in side.values()], axis=0) for side in sides)
+        for name, of in FIGURES.items()
+    }
+    return Paired(values, first.classes[valid], tuple(map(len, sides)))  # type: ignore[arg-type]
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The run that a folder is, or those below it."""
+    below = sorted(path.parent for path in folder.rglob(QUERIES))
+    return [folder] if (folder / QUERIES).exists() or not below else below
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
@@ -126,21 +157,21 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     """
     whole_number("--draws", draws, 100)
     whole_number("--seed", seed, 0)
-    one, other = paired(a, b)
+    both = paired(a, b)
     found, content = {}, {}
     table = Table(
         box=SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
-        title=f"{len(one.paths)} queries of {len(np.unique(one.classes))} classes",
+        title=f"{len(both.classes)} queries of {len(np.unique(both.classes))} classes"
+        + (f", means of {both.runs[0]} and {both.runs[1]} runs" if max(both.runs) > 1 else ""),
         caption=f"{LEVEL:.0%} percentile intervals of {draws} paired draws",
     )
     for title in ("", "A", "B", "B - A", "interval", "p"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    for name, of in FIGURES.items():
-        values = of(one), of(other)
+    for name, values in both.values.items():
         by = {
-            "classes": over_classes(*values, one.classes, draws, seed),
+            "classes": over_classes(*values, both.classes, draws, seed),
             "images": over_images(*values, draws, seed),
         }
         found[name] = by
@@ -158,7 +189,8 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
             drawn = {f"drawn over {over}": of.draws for over, of in by.items()}
             picture = figures.difference(drawn, d.estimate, (d.low, d.high), f"{name}: {b.name} minus {a.name}")
             picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
-        text = json.dumps({"a": str(a), "b": str(b), "draws": draws, "seed": seed, "figures": content}, indent=1)
+        sides = {"a": str(a), "b": str(b), "runs": both.runs}
+        text = json.dumps(sides | {"draws": draws, "seed": seed, "figures": content}, indent=1)
         replace_file(out / "comparison.json", text + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
@@ -170,7 +202,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dml.compare", description=__doc__)
-    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run")
+    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run, or of several")
     parser.add_argument("b", type=Path, metavar="RUN_B")
     parser.add_argument("--draws", type=int, default=DRAWS, help=f"of the bootstrap (default: {DRAWS})")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")

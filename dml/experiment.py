@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,8 +21,8 @@ from rich.table import Table
 
 from dml.command import started_from_here, stop
 from dml.errors import CTRL_C, UserError
-from dml.files import replace_file
-from dml.papers import FOLDER, Experiment, Measurement, Training, find
+from dml.files import beside, replace_file
+from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
 from dml.provenance import add_start, commit, hardware, starts
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
@@ -193,19 +194,58 @@ def sizes(experiment: Experiment) -> list[Measurement]:
     return found
 
 
-def keep(experiment: Experiment, found: Sequence[Measurement]) -> Path:
+def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
+    """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
+    from dml.compare import over_classes, paired
+
+    folders: dict[tuple[str, str], Path] = {}
+    for training in _with_seeds(experiment, changes, out):
+        folders[training.row, training.part] = out / training.key
+    found = []
+    for (row, part), folder in folders.items():
+        base = folders.get((experiment.compared_with, part))
+        if base is None or base == folder:
+            continue
+        both = paired(base, folder)
+        for metric, values in both.values.items():
+            d = over_classes(*values, both.classes)
+            figures = (d.estimate, d.low, d.high, d.p)
+            found.append(
+                Compared(row, part, list(changes), metric, experiment.compared_with, *figures, [*both.runs[::-1]])
+            )
+    return found
+
+
+def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequence[Compared] = ()) -> Path:
     """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
 
-    def place(one: Measurement) -> tuple[str, str, int | None, tuple[str, ...]]:
-        return one.row, one.part, one.seed, tuple(one.changes)
+    def place(one: Measurement | Compared) -> tuple[Any, ...]:
+        return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
 
     all_of_them = {place(one): one for one in experiment.measured}
     for one in found:  # what was recorded before keeps its commit, date and hardware
         if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
             all_of_them[place(one)] = one
-    content = [asdict(one) for one in all_of_them.values()]
+    differences = {place(one): one for one in (*experiment.compared, *compared)}
+    content = {
+        "measured": [asdict(one) for one in all_of_them.values()],
+        "compared": [asdict(one) for one in differences.values()],
+    }
     replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
+
+
+def _record(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
+    """What is finished, and a picture of it where that is of a comparison."""
+    compared = compare_rows(experiment, changes, out) if experiment.compared_with else []
+    print(f"Recorded: {keep(experiment, measure(experiment, changes, out), compared)}")
+    if experiment.compared_with:
+        from dml.reporting.experiments import comparison
+
+        picture = experiment.record.with_suffix(".png")
+        with beside(picture) as new:
+            comparison(load(experiment.name)).savefig(new, format="png")
+        print(f"Drawn: {picture}")
 
 
 def _list(experiments: Sequence[Experiment]) -> None:
@@ -244,7 +284,7 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
                 add_start(folders[0], ["python", *_as_typed(command[1:])])
     for experiment in experiments:
         if options.record:
-            print(f"Recorded: {keep(experiment, measure(experiment, options.set, options.out))}")
+            _record(experiment, options.set, options.out)
     if failed:
         raise SystemExit(1)
 
@@ -292,6 +332,7 @@ def main() -> None:
     add("--out", type=Path, default=Path("runs/experiments"), help="of trainings and pages (default: %(default)s)")
     add("--record", action="store_true", help="keep what was measured in experiments/, with commit and hardware")
     add("--sizes", action="store_true", help="keep exact parameters and flops of the rows, without training")
+    add("--table", action="store_true", help="print what was measured as Markdown tables")
     add("--report", action="store_true", help="one page of everything named: published, measured, difference")
     options = parser.parse_args()
     try:
@@ -305,6 +346,10 @@ def main() -> None:
             from dml.reporting.experiments import write_page
 
             print(f"Report: {write_page(experiments, options.out)}")
+        elif options.table:
+            from dml.reporting.experiments import markdown
+
+            print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in experiments if one.measured))
         elif options.sizes:
             for one in experiments:
                 if found := sizes(one):

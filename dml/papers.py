@@ -109,8 +109,35 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """By how much a row is above another on the same queries (`dml.compare`, drawing classes).
+
+    Attributes:
+        metric: recall@1 or map@r, a share.
+        against: the other row.
+        low, high: of the 95 % interval.
+        runs: how many there are of the row, and of the other; each query's figure is their mean.
+    """
+
+    row: str
+    part: str
+    changes: list[str]
+    metric: str
+    against: str
+    estimate: float
+    low: float
+    high: float
+    p: float
+    runs: list[int]
+
+
+@dataclass(frozen=True)
 class Experiment:
-    """A table or a figure of a paper."""
+    """A table or a figure of a paper.
+
+    Attributes:
+        compared_with: the row that all others are compared with; empty: none.
+    """
 
     name: str
     title: str
@@ -121,7 +148,9 @@ class Experiment:
     parts: dict[str, Part]
     rows: dict[str, Row]
     figure: dict[str, Any]
+    compared_with: str = ""
     measured: list[Measurement] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
 
     @property
     def record(self) -> Path:
@@ -203,7 +232,10 @@ def load(name: str) -> Experiment:
         rows = [_row(said, parts) for said in content["rows"]]
         if len({row.name for row in rows}) < len(rows):
             raise ValueError("two rows have one name")
-        measured = FOLDER / f"{name}.json"
+        if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
+            raise ValueError(f"compared_with names no row: {base}")
+        record = FOLDER / f"{name}.json"
+        kept = json.loads(record.read_text()) if record.exists() else {"measured": [], "compared": []}
         return Experiment(
             name,
             content["title"],
@@ -214,7 +246,9 @@ def load(name: str) -> Experiment:
             parts,
             {row.name: row for row in rows},
             content.get("figure", {}),
-            [Measurement(**one) for one in json.loads(measured.read_text())] if measured.exists() else [],
+            base,
+            [Measurement(**one) for one in kept["measured"]],
+            [Compared(**one) for one in kept["compared"]],
         )
     except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} is no experiment: {' '.join(str(error).split())}.") from error

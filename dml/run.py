@@ -25,6 +25,7 @@ def _task(config: DictConfig) -> float | None:
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return _job_of_a_sweep(config, overrides)
+    _check_overlay(overrides)
     _check_folder_is_named(overrides)
     from dml.collection import run_all
     from dml.pieces import pieces, settle
@@ -38,6 +39,15 @@ def _task(config: DictConfig) -> float | None:
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
     """What checkpoints were compared by on validation classes, where there are such; else Recall@1 on the test."""
     return metrics.get(f"best_on_validation/{config.protocol.criterion}", metrics["test/recall@1"])
+
+
+def _check_overlay(overrides: list[str]) -> None:
+    """Raises UserError where an overlay names what to sweep, and this is one run and no job of a sweep."""
+    given = {override.partition("=")[0] for override in overrides}
+    hydra_config = HydraConfig.get()
+    if still := [str(name) for name in hydra_config.sweeper.get("params") or {} if name not in given]:
+        overlay = dict(hydra_config.runtime.choices)["sweep"]
+        raise UserError(f"sweep={overlay} is for a sweep over {', '.join(still)}: start it with -m, or leave it out.")
 
 
 def _check_folder_is_named(overrides: list[str]) -> None:

@@ -102,6 +102,27 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
 
 
+def test_several_runs_stand_for_their_mean(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    precisions = rng.random((5, len(CLASSES)))
+    for side, rows in (("a", (0, 1)), ("b", (2, 3, 4))):
+        (tmp_path / side).mkdir()
+        for row in rows:
+            saved(tmp_path / side / f"seed={row}", precisions[row])
+    both = paired(tmp_path / "a", tmp_path / "b")
+    assert both.runs == (2, 3)
+    one, other = both.values["map@r"]
+    assert one == pytest.approx((precisions[0] + precisions[1]) / 2)
+    assert other == pytest.approx(precisions[2:].mean(0))
+    assert both.values["recall@1"][0] == pytest.approx((precisions[:2] > 0.5).mean(0))
+    found = compare(tmp_path / "a", tmp_path / "b", tmp_path / "out", draws=200)["map@r"]["classes"]
+    assert found.estimate == pytest.approx(precisions[2:].mean() - precisions[:2].mean())
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"] == [2, 3]
+    saved(tmp_path / "b" / "seed=9", precisions[0], paths=np.array([f"other/{i}" for i in range(len(CLASSES))]))
+    with pytest.raises(UserError, match=r"a/seed=0 and .*seed=9 were tested on different queries"):
+        paired(tmp_path / "a", tmp_path / "b")
+
+
 def test_mistakes(tmp_path: Path) -> None:
     precision = np.linspace(0, 1, len(CLASSES))
     a = saved(tmp_path / "a", precision)

@@ -179,7 +179,7 @@ def test_sizes_are_recorded_without_training(little: Experiment) -> None:
     assert one.metrics["model/params"] > 1000
     assert one.command.startswith("python -m dml.describe dataset=glyphs")
     content = json.loads(keep(little, [one]).read_text())
-    assert Measurement(**content[0]) == one
+    assert Measurement(**content["measured"][0]) == one
 
 
 def test_a_step_of_a_row(little: Experiment) -> None:

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from dml.command import SWEPT
+from dml.build import build_method
+from dml.command import CONF, SWEPT
 from dml.errors import INTERRUPTED
 from dml.loggers import read_metrics
 from dml.run import job_name
@@ -105,6 +108,35 @@ def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     assert (tmp_path / "seed=1" / "checkpoints" / "last.ckpt").exists()
     assert not (tmp_path / "seed=2").exists()
     assert not list(tmp_path.glob("*.failed"))
+
+
+def test_an_overlay_says_what_to_sweep_and_the_command_line_stands_above_it(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "sweep=K", "method=dces", "method.K=1,2", "method.T=1")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("method*")) == ["method.K=1", "method.K=2"]
+    assert OmegaConf.load(tmp_path / "method.K=2" / "config.yaml").method["_target_"] == "dml.methods.dces.DCES"
+    assert len(json.loads((tmp_path / "summary.json").read_text())) == 2
+    pictures = {path.name for path in (tmp_path / "summary").iterdir()}
+    assert any("method.K" in name for name in pictures), pictures
+    alone = subprocess.run(
+        [sys.executable, "-m", "dml.run", "sweep=I_J", "method.I=1"], capture_output=True, text=True, check=False
+    )
+    assert alone.returncode == 2
+    assert alone.stderr == "dml: sweep=I_J is for a sweep over method.J: start it with -m, or leave it out.\n"
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
+def test_overlays_sweep_options_that_their_method_has(path: Path) -> None:
+    """Every combination composes and builds; the overlay also stands on an experiment."""
+    params = OmegaConf.load(path).hydra.sweeper.params
+    values = [[f"{name}={value}" for value in str(given).split(",")] for name, given in params.items()]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for overrides in product(*values):
+            config = compose("config", overrides=[f"sweep={path.stem}", *overrides, "runtime.train_classes=4"])
+            build_method(config)
+        on_photographs = compose("config", overrides=["experiment=abe_cars_crops", f"sweep={path.stem}"])
+    assert on_photographs.method["_target_"] == config.method["_target_"]
+    assert on_photographs.dataset.name == "cars_crops"
 
 
 def test_names_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

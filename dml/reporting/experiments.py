@@ -91,7 +91,47 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
         return _scatter(experiment)
     if kind == "course":
         return _course(experiment, out)
+    if kind == "comparison" and experiment.measured:
+        return [("", _uri(comparison(experiment)))]
     return _pictures(experiment, out) if kind == "pictures" else []
+
+
+def comparison(experiment: Experiment) -> Figure:
+    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`."""
+    metric = experiment.figure["metric"]
+    differences = {(one.row, one.part): one for one in experiment.compared if one.metric == metric["compared"]}
+    parts: dict[str, list[figures.Compared]] = {}
+    for part in experiment.parts:
+        for row in experiment.rows:
+            if values := _values(experiment, row, part, [], metric["metric"]):
+                found = differences.get((row, part))
+                between = None if found is None else (100 * found.estimate, 100 * found.low, 100 * found.high)
+                parts.setdefault(part, []).append(figures.Compared(row, [100 * value for value in values], between))
+    return figures.methods(parts, metric["title"])
+
+
+def markdown(experiment: Experiment) -> str:
+    """What was measured in the paper's setting as a table: rows that were, mean ± std of n, and how far each is from
+    the row that all are compared with."""
+    (paper, *_) = settings(experiment)
+    differences = {(one.part, one.row, one.metric): one for one in experiment.compared if not one.changes}
+    compared = list(dict.fromkeys((part, metric) for part, _, metric in differences))
+    titles = [f"{part}: {title}" for part, of in experiment.parts.items() for title in of.columns]
+    titles += [f"{part}: {metric} less {experiment.compared_with}" for part, metric in compared]
+    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
+    for row, parts in paper.rows.items():
+        cells = [cell for part, of in experiment.parts.items() for cell in (parts[part][title] for title in of.columns)]
+        told = ["not measured" if cell.mean is None else measured(cell) for cell in cells]
+        for part, metric in compared:
+            d = differences.get((part, row, metric))
+            told.append("" if d is None else f"{100 * d.estimate:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]")
+        lines.append(f"| {row} | " + " | ".join(told) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def measured(cell: Cell) -> str:
+    """Mean ± standard deviation."""
+    return number(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
 
 
 def _over(experiment: Experiment) -> list[tuple[str, str]]:
@@ -177,6 +217,15 @@ def _digits(value: float) -> int:
     return 1 if abs(value) >= 10 else 2
 
 
+def columns(experiment: Experiment, setting: Setting, part: str) -> dict[str, tuple[bool, bool]]:
+    """Whether anything was published and measured in each column of a part."""
+    result = {}
+    for title in experiment.parts[part].columns:
+        cells = [cells[part][title] for cells in setting.rows.values()]
+        result[title] = (any(c.published is not None for c in cells), any(c.mean is not None for c in cells))
+    return result
+
+
 def number(value: float | None, sign: bool = False) -> str:
     """In the precision of the papers; nothing for None."""
     return "" if value is None else f"{value:{'+' if sign else ''}.{_digits(value)}f}"
@@ -206,12 +255,13 @@ def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
             "settings": settings(one),
             "drawing": drawing(one, out),
             "sources": sources(one.measured),
+            "compared": one.compared,
             "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
             "measured": len({m.row for m in one.measured}),
         }
         for one in experiments
     ]
-    page = render("experiments.html.jinja", content=content, number=number, printed=printed)
+    page = render("experiments.html.jinja", content=content, number=number, printed=printed, columns=columns)
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / "index.html", page)
     return out / "index.html"

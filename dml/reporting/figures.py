@@ -394,6 +394,44 @@ def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple
     return figure
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A method among others.
+
+    Attributes:
+        values: of its repetitions.
+        difference: from the first method, and its interval; None of the first.
+    """
+
+    name: str
+    values: list[float]
+    difference: tuple[float, float, float] | None
+
+
+def methods(parts: Mapping[str, Sequence[Compared]], metric: str) -> Figure:
+    """A column a protocol: a figure of each method, repetitions as dots, and its distance from the first method."""
+    longest = max(len(rows) for rows in parts.values())
+    figure = _figure(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
+    for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
+        above, below = axes
+        for at, row in enumerate(rows):
+            above.plot(row.values, [at] * len(row.values), "o", markersize=4, color=BLUE, alpha=0.6, linewidth=0)
+            above.plot([float(np.mean(row.values))] * 2, [at - 0.3, at + 0.3], color="black", linewidth=1.5)
+            if row.difference is not None:
+                d, low, high = row.difference
+                colour = GREY if low <= 0 <= high else GREEN if d > 0 else RED
+                below.errorbar(d, at, xerr=[[d - low], [high - d]], fmt="o", markersize=4, capsize=3, color=colour)
+        below.axvline(0, color="black", linewidth=0.8)
+        for one in axes:
+            one.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+            one.set_ylim(len(rows) - 0.5, -0.5)
+            one.grid(alpha=0.3, axis="x")
+        above.set_title(title, fontsize=10)
+        above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
+        below.set_xlabel(f"less {rows[0].name} (95 % interval over test classes)", fontsize=8)
+    return figure
+
+
 def _cut_short(name: str, length: int = 40) -> str:
     return name if len(name) <= length else name[: length - 3] + "..."
 
