@@ -110,14 +110,17 @@ def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.failed"))
 
 
+@pytest.mark.slow
 def test_an_overlay_says_what_to_sweep_and_the_command_line_stands_above_it(tmp_path: Path) -> None:
     done = sweep(tmp_path, "sweep=K", "method=dces", "method.K=1,2", "method.T=1")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.glob("method*")) == ["method.K=1", "method.K=2"]
     assert OmegaConf.load(tmp_path / "method.K=2" / "config.yaml").method["_target_"] == "dml.methods.dces.DCES"
     assert len(json.loads((tmp_path / "summary.json").read_text())) == 2
-    pictures = {path.name for path in (tmp_path / "summary").iterdir()}
-    assert any("method.K" in name for name in pictures), pictures
+    assert (tmp_path / "figures" / "over_method.K.png").exists()
+
+
+def test_an_overlay_is_for_sweeps() -> None:
     alone = subprocess.run(
         [sys.executable, "-m", "dml.run", "sweep=I_J", "method.I=1"], capture_output=True, text=True, check=False
     )
