@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from tabulate import tabulate
 
 from dml.experiment import finished
 from dml.files import replace_file
 from dml.loggers import read_metrics
-from dml.papers import Experiment, Measurement, Training
+from dml.papers import Compared, Experiment, Measurement, Training
 from dml.reporting import figures
 from dml.reporting.page import render
 
@@ -111,26 +112,36 @@ def comparison(experiment: Experiment) -> Figure:
 
 
 def markdown(experiment: Experiment) -> str:
-    """What was measured in the paper's setting as a table: rows that were, mean ± std of n, and how far each is from
-    the row that all are compared with."""
-    (paper, *_) = settings(experiment)
-    differences = {(one.part, one.row, one.metric): one for one in experiment.compared if not one.changes}
-    compared = list(dict.fromkeys((part, metric) for part, _, metric in differences))
-    titles = [f"{part}: {title}" for part, of in experiment.parts.items() for title in of.columns]
-    titles += [f"{part}: {metric} less {experiment.compared_with}" for part, metric in compared]
-    lines = ["| | " + " | ".join(titles) + " |", "|---" * (len(titles) + 1) + "|"]
-    for row, parts in paper.rows.items():
-        cells = [cell for part, of in experiment.parts.items() for cell in (parts[part][title] for title in of.columns)]
-        told = ["not measured" if cell.mean is None else measured(cell) for cell in cells]
-        for part, metric in compared:
-            d = differences.get((part, row, metric))
-            told.append("" if d is None else f"{100 * d.estimate:+.2f} [{100 * d.low:+.2f}, {100 * d.high:+.2f}]")
-        lines.append(f"| {row} | " + " | ".join(told) + " |")
-    return "\n".join(lines) + "\n"
+    """What was measured, a table a setting and part: mean ± std of so many seeds, and the distance in points from the
+    row that all are compared with."""
+    tables = []
+    for setting in settings(experiment):
+        for part in experiment.parts:
+            shown = [title for title, (_, any_of) in columns(experiment, setting, part).items() if any_of]
+            rows = {name: cells[part] for name, cells in setting.rows.items()}
+            rows = {name: of for name, of in rows.items() if any(of[title].mean is not None for title in shown)}
+            compared = [one for one in experiment.compared if one.part == part and one.changes == setting.changes]
+            metrics = list(dict.fromkeys(one.metric for one in compared))
+            table = []
+            for name, of in rows.items():
+                line = {"": name} | {title: measured(of[title]) for title in shown}
+                for metric in metrics:
+                    found = [one for one in compared if (one.row, one.metric) == (name, metric)]
+                    line[f"{metric} less {experiment.compared_with}"] = interval(found[0]) if found else ""
+                table.append(line | {"n": str(max(of[title].n for title in shown))})
+            if table:
+                text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
+                tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
+    return "\n".join(tables)
+
+
+def interval(found: Compared) -> str:
+    """A difference in points, with its interval."""
+    return f"{100 * found.estimate:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
 
 
 def measured(cell: Cell) -> str:
-    """Mean ± standard deviation."""
+    """Mean ± standard deviation; nothing of what was not measured."""
     return number(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
 
 
