@@ -164,7 +164,8 @@ def inference(options: argparse.Namespace) -> Figures:
 
         return run
 
-    times = rounds({name: job(overrides) for name, overrides in choices.items()}, options.repeats, options.device)
+    jobs = {name: job(overrides) for name, overrides in choices.items()}
+    times = rounds(jobs, 5 * options.repeats, options.device)
     print(f"\ninference of {options.backbone}, {options.batch} images at {options.size}")
     print(f"{'':34}{'ms/image':>8} {'over GAP':>9}")
     told: Figures = {}
