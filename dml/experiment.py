@@ -281,7 +281,7 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
             code = subprocess.run(command, check=False).returncode
             failed |= bool(code)
             if not code and command[1] != "-m":  # a training notes it itself
-                add_start(folders[0], ["python", *_as_typed(command[1:])])
+                add_start(folders[0], ["python", *_as_typed(command[1:-2])])  # but for --out
     for experiment in experiments:
         if options.record:
             _record(experiment, options.set, options.out)

@@ -109,7 +109,8 @@ class RunFolder:
             replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
             replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
             if not getattr(rank_zero_only, "rank", 0):
-                add_start(self.path, ["python", "-m", "dml.run", *overrides])
+                told = [option for option in overrides if not option.startswith("paths.")]
+                add_start(self.path, ["python", "-m", "dml.run", *told])
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}): make room, or choose another with "
