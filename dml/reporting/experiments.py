@@ -15,7 +15,7 @@ from tabulate import tabulate
 from dml.experiment import finished
 from dml.files import replace_file
 from dml.loggers import read_metrics
-from dml.papers import Compared, Experiment, Measurement, Training
+from dml.papers import Compared, Experiment, Measurement, Row, Training
 from dml.reporting import figures
 from dml.reporting.page import render
 
@@ -145,21 +145,48 @@ def measured(cell: Cell) -> str:
     return number(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
 
 
+Lines = dict[str, list[figures.Measured]]
+PUBLISHED = ", published"  # of a line
+
+
 def _over(experiment: Experiment) -> list[tuple[str, str]]:
-    ys, drawn = experiment.figure["y"], []
-    settings_of = sorted({tuple(one.changes) for one in experiment.measured})
+    """What was measured over a number; of the paper's setting beside what was published."""
+    x, ys, drawn = experiment.figure["x"], experiment.figure["y"], []
     for y in ys if isinstance(ys, list) else [ys]:
-        for changes, part in product(settings_of, experiment.parts):
-            lines: dict[str, list[figures.Measured]] = {}
+        for changes, part in product(_changes(experiment), experiment.parts):
+            lines: Lines = {}
             for row in experiment.rows.values():
                 values = _values(experiment, row.name, part, list(changes), y["metric"])
                 if row.x is not None and values:
                     std = statistics.stdev(values) if len(values) > 1 else 0.0
                     lines.setdefault(row.line, []).append(figures.Measured(row.x, statistics.fmean(values), std))
-            if lines:
-                picture = figures.over(lines, y.get("x", str(experiment.figure["x"])), y["title"])
-                drawn.append((" ".join([part, *changes]), _uri(picture)))
+                printed_here = _published(experiment, row, part, y["metric"])
+                if row.x is not None and printed_here is not None and not changes:
+                    lines.setdefault(row.line + PUBLISHED, []).append(figures.Measured(row.x, printed_here, 0.0))
+            # Lines over different things are pictures of their own.
+            for title in x.values() if isinstance(x, dict) else [y.get("x", x)]:
+                mine = {
+                    line: points
+                    for line, points in lines.items()
+                    if not isinstance(x, dict) or x[line.removesuffix(PUBLISHED)] == title
+                }
+                if mine:
+                    picture = figures.over(mine, title, y["title"], [one for one in mine if one.endswith(PUBLISHED)])
+                    drawn.append((" ".join([part, *changes]), _uri(picture)))
     return drawn
+
+
+def _changes(experiment: Experiment) -> list[tuple[str, ...]]:
+    """The paper's setting, and every other that was measured."""
+    return sorted({(), *(tuple(one.changes) for one in experiment.measured)})
+
+
+def _published(experiment: Experiment, row: Row, part: str, metric: str) -> float | None:
+    """What the paper prints of a row, in the unit of the metric."""
+    for title, column in experiment.parts[part].columns.items():
+        if column.metric == metric and title in row.published.get(part, {}):
+            return row.published[part][title] / column.scale
+    return None
 
 
 def _values(experiment: Experiment, row: str, part: str, changes: list[str], metric: str) -> list[float]:
@@ -171,17 +198,21 @@ def _values(experiment: Experiment, row: str, part: str, changes: list[str], met
 
 
 def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
+    """One figure of a row against another; of the paper's setting beside what was published."""
     x, y, drawn = experiment.figure["x"], experiment.figure["y"], []
-    for changes in sorted({tuple(one.changes) for one in experiment.measured}):
-        for part in experiment.parts:
-            lines: dict[str, list[figures.Measured]] = {}
-            for row in experiment.rows.values():
-                xs, ys = (_values(experiment, row.name, part, list(changes), axis["metric"]) for axis in (x, y))
-                if xs and ys:
-                    point = figures.Measured(statistics.fmean(xs), statistics.fmean(ys), 0.0)
-                    lines.setdefault(row.line, []).append(point)
-            if lines:
-                drawn.append((" ".join([part, *changes]), _uri(figures.over(lines, x["title"], y["title"]))))
+    for changes, part in product(_changes(experiment), experiment.parts):
+        lines: Lines = {}
+        for row in experiment.rows.values():
+            xs, ys = (_values(experiment, row.name, part, list(changes), axis["metric"]) for axis in (x, y))
+            if xs and ys:
+                point = figures.Measured(statistics.fmean(xs), statistics.fmean(ys), 0.0)
+                lines.setdefault(row.line, []).append(point)
+            at, of = (_published(experiment, row, part, axis["metric"]) for axis in (x, y))
+            if at is not None and of is not None and not changes:
+                lines.setdefault(row.line + PUBLISHED, []).append(figures.Measured(at, of, 0.0))
+        if lines:
+            picture = figures.over(lines, x["title"], y["title"], [one for one in lines if one.endswith(PUBLISHED)])
+            drawn.append((" ".join([part, *changes]), _uri(picture)))
     return drawn
 
 
@@ -242,9 +273,15 @@ def number(value: float | None, sign: bool = False) -> str:
     return "" if value is None else f"{value:{'+' if sign else ''}.{_digits(value)}f}"
 
 
-def printed(value: float | None) -> str:
+def printed(value: float | None, places: int) -> str:
     """A published figure, to the digit."""
-    return "" if value is None else f"{value:g}" if value != int(value) else f"{value:.1f}"
+    return "" if value is None else f"{value:.{places}f}"
+
+
+def places(experiment: Experiment, part: str, title: str) -> int:
+    """Of a column: as many decimals as the paper prints where it prints the most."""
+    values = [row.published[part][title] for row in experiment.rows.values() if title in row.published.get(part, {})]
+    return max((len(repr(float(value)).partition(".")[2]) for value in values), default=1)
 
 
 def sources(measured: Sequence[Measurement]) -> list[Mapping[str, Any]]:
@@ -272,7 +309,9 @@ def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
         }
         for one in experiments
     ]
-    page = render("experiments.html.jinja", content=content, number=number, printed=printed, columns=columns)
+    page = render(
+        "experiments.html.jinja", content=content, number=number, printed=printed, columns=columns, places=places
+    )
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / "index.html", page)
     return out / "index.html"

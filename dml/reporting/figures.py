@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,8 +124,8 @@ class Measured:
     std: float
 
 
-def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str) -> Figure:
-    """A metric over a swept number, a line a configuration (ABE Fig. 7; GSP Fig. 10)."""
+def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collection[str] = ()) -> Figure:
+    """A metric over a number, a line a configuration (ABE Fig. 7; GSP Fig. 10)."""
     labels = _wrapped(lines)
     figure = _figure(6, 3.2 + _height(labels.values()))
     axes = figure.subplots()
@@ -133,12 +133,16 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str) -> Figure:
         points = sorted(points, key=lambda point: point.x)
         values, stds = [point.mean for point in points], [point.std for point in points]
         xs = [point.x for point in points]
-        axes.errorbar(xs, values, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=labels[line])
+        style = "--" if line in dashed else "-"
+        axes.errorbar(xs, values, yerr=stds, fmt=f"o{style}", markersize=4, linewidth=1, capsize=3, label=labels[line])
     numbers = sorted({point.x for points in lines.values() for point in points})
     if numbers[0] > 0 and numbers[-1] / numbers[0] >= 8:
         axes.set_xscale("log", base=2 if all(math.log2(n).is_integer() for n in numbers) else 10)
-    axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
-    axes.set_xticks([], minor=True)
+    axes.autoscale_view()
+    at = axes.transAxes.inverted().transform(axes.transData.transform([(n, 0.0) for n in numbers]))[:, 0]
+    if len(numbers) == 1 or np.diff(at).min() > 0.04:  # else their labels would lie upon each other
+        axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
+        axes.set_xticks([], minor=True)
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=7)
