@@ -278,10 +278,10 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
     failed = False
     with started_from_here():
         for command, folders in commands(wanted, options.out, options.launcher):
-            code = subprocess.run(command, check=False).returncode
-            failed |= bool(code)
-            if not code and command[1] != "-m":  # a training notes it itself
+            if command[1] != "-m":  # a training notes it itself
+                folders[0].mkdir(parents=True, exist_ok=True)
                 add_start(folders[0], ["python", *_as_typed(command[1:-2])])  # but for --out
+            failed |= bool(subprocess.run(command, check=False).returncode)
     for experiment in experiments:
         if options.record:
             _record(experiment, options.set, options.out)
