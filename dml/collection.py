@@ -46,6 +46,7 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         whole = config.copy()
         whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
         folder.name(whole, overrides)
+        folder.note_start(whole, overrides)
     for place, (name, options) in enumerate(parts.items(), 1):
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
         code = job([*overrides, *options], folder.path / name)

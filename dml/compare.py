@@ -8,7 +8,7 @@ the intervals.
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -117,13 +117,13 @@ class Paired:
     runs: tuple[int, int]
 
 
-def paired(a: Path, b: Path) -> Paired:
-    """What two folders, each of one run or of several below it, have in common.
+def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
+    """What the runs of two sides have in common.
 
     Raises:
-        UserError: a folder without finished runs, or runs that were not tested on the same queries.
+        UserError: runs that were not tested on the same queries, or whose queries cannot be read.
     """
-    sides = [{folder: read_queries(folder) for folder in _runs(side)} for side in (a, b)]
+    sides = [{folder: read_queries(folder) for folder in side} for side in (a, b)]
     (where, first), *others = [one for side in sides for one in side.items()]
     for folder, other in others:
         if not np.array_equal(first.paths, other.paths) or not np.array_equal(first.classes, other.classes):
@@ -137,13 +137,27 @@ def paired(a: Path, b: Path) -> Paired:
         name: tuple(np.mean([of(queries)[valid] for queries in side.values()], axis=0) for side in sides)
         for name, of in FIGURES.items()
     }
-    return Paired(values, first.classes[valid], tuple(map(len, sides)))  # type: ignore[arg-type]
+    return Paired(values, first.classes[valid], (len(a), len(b)))
 
 
-def _runs(folder: Path) -> list[Path]:
-    """The run that a folder is, or those below it."""
-    below = sorted(path.parent for path in folder.rglob(QUERIES))
-    return [folder] if (folder / QUERIES).exists() or not below else below
+def runs_of(folder: Path) -> list[Path]:
+    """The run that a folder is, or the finished runs below it, which have to be repetitions of one.
+
+    Raises:
+        UserError: runs of several configurations.
+    """
+    from dml.report import leaves, rows
+
+    if (folder / QUERIES).exists() or not folder.is_dir():
+        return [folder]
+    found = leaves([folder])
+    several = rows(found) if found else []
+    if len(several) > 1:
+        raise UserError(
+            f"{folder} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
+            "folder of one."
+        )
+    return [run.folder for run in found] or [folder]
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
@@ -157,7 +171,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     """
     whole_number("--draws", draws, 100)
     whole_number("--seed", seed, 0)
-    both = paired(a, b)
+    both = paired(runs_of(a), runs_of(b))
     found, content = {}, {}
     table = Table(
         box=SIMPLE_HEAD,

@@ -5,11 +5,14 @@ and are shared by the tables that need the same one. --record keeps what was mea
 """
 
 import argparse
+import fcntl
 import json
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.command import started_from_here, stop
-from dml.errors import CTRL_C, UserError
+from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError
 from dml.files import beside, replace_file
 from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
 from dml.provenance import add_start, commit, hardware, starts
@@ -96,6 +99,9 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     """How long the training steps of all would take here, one after another: two steps of each model are timed.
 
     Data, evaluation and weights are left out, and configurations of one size are timed once.
+
+    Raises:
+        UserError: a number of steps or images that is none.
     """
     import time
 
@@ -103,15 +109,18 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     from hydra import compose, initialize_config_dir
     from tqdm import tqdm
 
-    from dml.build import build_method
+    from dml.build import build_method, check_numbers
     from dml.command import CONF
+    from dml.pieces import pieces
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timed: dict[str, float] = {}
     total = 0.0
-    for training in tqdm(trainings, desc="estimating", leave=False):
+    distinct = {(training.key, training.seed): training for training in trainings}
+    for training in tqdm(distinct.values(), desc="estimating", leave=False):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(training.overrides))
+        check_numbers(config)
         config.backbone.weights = "none"
         config.runtime.train_classes = 100
         size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])
@@ -124,7 +133,8 @@ def seconds_of(trainings: Sequence[Training]) -> float:
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 timed[size] = (time.perf_counter() - start) / len(images)
-        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps
+        several = max(1, len(pieces(config)))
+        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
     return total
 
 
@@ -138,17 +148,17 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
             metrics = metrics.get(training.row, {})
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
         wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
-        said = ("command", "commit", "date", "hardware")
-        begun = starts(folder) or [dict.fromkeys(said, "unknown")]
+        kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
+        if not kept:  # of a script from before it had this row
+            continue
+        begun = starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
+        # A run that went on elsewhere is of all these commits and machines.
+        commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
         found.append(
             Measurement(
-                training.row,
-                training.part,
-                training.seed,
-                list(changes),
-                {name: metrics[name] for name in sorted(wanted) if name in metrics},
-                seconds=metrics.get("run/seconds"),
-                **{name: begun[-1][name] for name in said},
+                *(training.row, training.part, training.key, training.seed, list(changes), kept),
+                *(begun[-1]["command"], commits, begun[-1]["date"], machines),
+                metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None,
             )
         )
     return found
@@ -177,11 +187,10 @@ def sizes(experiment: Experiment) -> list[Measurement]:
     from dml.command import CONF
 
     found = []
-    for row in experiment.rows.values():
-        for part in row.parts if row.overrides is not None else ():
-            if not any(column.metric.startswith("model/") for column in experiment.parts[part].columns.values()):
-                continue
-            overrides = experiment.of_row(row, part)
+    for training in experiment.trainings(seeds=[0]):
+        columns = experiment.parts[training.part].columns.values()
+        if not training.script and any(column.metric.startswith("model/") for column in columns):
+            overrides = training.overrides
             with initialize_config_dir(str(CONF), version_base="1.3"):
                 config = compose("config", overrides=list(overrides))
             config.backbone.weights = "none"
@@ -190,23 +199,24 @@ def sizes(experiment: Experiment) -> list[Measurement]:
             metrics = {f"model/{name}": float(n) for name, n in counted.items()}
             command = shlex.join(["python", "-m", "dml.describe", *overrides])
             today = datetime.now(UTC).date().isoformat()
-            found.append(Measurement(row.name, part, None, [], metrics, command, commit(), today, hardware()))
+            told = (command, commit(), today, hardware("cpu"))
+            found.append(Measurement(training.row, training.part, training.key, None, [], metrics, *told))
     return found
 
 
 def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
     """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
-    from dml.compare import over_classes, paired
+    from dml.compare import over_classes, paired, runs_of
 
-    folders: dict[tuple[str, str], Path] = {}
+    folders: dict[tuple[str, str], list[Path]] = {}
     for training in _with_seeds(experiment, changes, out):
-        folders[training.row, training.part] = out / training.key
+        folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
     found = []
-    for (row, part), folder in folders.items():
+    for (row, part), mine in folders.items():
         base = folders.get((experiment.compared_with, part))
-        if base is None or base == folder:
+        if base is None or row == experiment.compared_with:
             continue
-        both = paired(base, folder)
+        both = paired(base, mine)
         for metric, values in both.values.items():
             d = over_classes(*values, both.classes)
             figures = (d.estimate, d.low, d.high, d.p)
@@ -222,30 +232,53 @@ def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequenc
     def place(one: Measurement | Compared) -> tuple[Any, ...]:
         return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
 
-    all_of_them = {place(one): one for one in experiment.measured}
-    for one in found:  # what was recorded before keeps its commit, date and hardware
-        if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
-            all_of_them[place(one)] = one
-    differences = {place(one): one for one in (*experiment.compared, *compared)}
-    content = {
-        "measured": [asdict(one) for one in all_of_them.values()],
-        "compared": [asdict(one) for one in differences.values()],
-    }
-    replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    with _alone(experiment.record):
+        before = load(experiment.name)  # another process may have recorded meanwhile
+        all_of_them = {place(one): one for one in before.measured}
+        for one in found:  # what was recorded before keeps its commit, date and hardware
+            if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
+                all_of_them[place(one)] = one
+        differences = {place(one): one for one in before.compared}
+        for difference in compared:
+            known = differences.get(place(difference))
+            if known is None or min(known.runs) <= min(difference.runs):  # never less than there was
+                differences[place(difference)] = difference
+        content = {
+            "measured": [asdict(one) for one in all_of_them.values()],
+            "compared": [asdict(one) for one in differences.values()],
+        }
+        replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
+
+
+@contextmanager
+def _alone(record: Path) -> Iterator[None]:
+    """No other process writes records of this paper meanwhile."""
+    descriptor = os.open(record.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _record(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
     """What is finished, and a picture of it where that is of a comparison."""
-    compared = compare_rows(experiment, changes, out) if experiment.compared_with else []
-    print(f"Recorded: {keep(experiment, measure(experiment, changes, out), compared)}")
+    found = measure(experiment, changes, out)
+    if not found:
+        print(f"Nothing of {experiment.name} is finished: nothing was recorded.")
+        return
+    print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
         from dml.reporting.experiments import comparison
 
-        picture = experiment.record.with_suffix(".png")
-        with beside(picture) as new:
-            comparison(load(experiment.name)).savefig(new, format="png")
-        print(f"Drawn: {picture}")
+        keep(experiment, [], compare_rows(experiment, changes, out))
+        if (picture := comparison(load(experiment.name))) is not None:
+            path = experiment.record.with_suffix(".png")
+            with beside(path) as new:
+                picture.savefig(new, format="png")
+            print(f"Drawn: {path}")
 
 
 def _list(experiments: Sequence[Experiment]) -> None:
@@ -268,11 +301,12 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
         print(f"Cannot be trained ({row} and what is like it): {sentence}", file=sys.stderr)
     if missing:
         trainings = [one for one in trainings if one.script or not lacking([one])]
-    if not trainings:
-        raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
     wanted = [one for one in trainings if not finished(one, options.out)]
-    numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
-    print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
+    if trainings:
+        numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
+        print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
+    elif not options.record:
+        raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
     if timed := [one for one in wanted if not one.script]:
         print(f"The steps of the trainings take about {_hours(seconds_of(timed))} here, one after another.", flush=True)
     failed = False
@@ -280,13 +314,27 @@ def _run(experiments: Sequence[Experiment], trainings: list[Training], options: 
         for command, folders in commands(wanted, options.out, options.launcher):
             if command[1] != "-m":  # a training notes it itself
                 folders[0].mkdir(parents=True, exist_ok=True)
-                add_start(folders[0], ["python", *_as_typed(command[1:-2])])  # but for --out
-            failed |= bool(subprocess.run(command, check=False).returncode)
+                machine = hardware("auto" if "cuda" in command else "cpu")
+                add_start(folders[0], ["python", *_as_typed(command[1:-2])], machine)  # but for --out
+            failed |= bool(_wait_for(command))
     for experiment in experiments:
         if options.record:
             _record(experiment, options.set, options.out)
     if failed:
         raise SystemExit(1)
+
+
+def _wait_for(command: Sequence[str]) -> int:
+    """The exit code. Raises Interrupted where a signal stopped it, and waits for it where one stops this process."""
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # the terminal told it too
+        process.wait()
+        raise
+    if code == INTERRUPTED:
+        raise Interrupted(shlex.join(command))
+    return code
 
 
 def _hours(seconds: float) -> str:
@@ -336,6 +384,9 @@ def main() -> None:
     add("--report", action="store_true", help="one page of everything named: published, measured, difference")
     options = parser.parse_args()
     try:
+        for change in options.set:
+            if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
+                raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
         experiments = find(options.names)
         if options.rows and len(experiments) != 1:
             raise UserError("--rows is for one experiment: name it.")
@@ -364,6 +415,11 @@ def main() -> None:
             _run(experiments, trainings, options)
     except UserError as mistake:
         stop(str(mistake))
+    except OSError as error:
+        stop(f"{error.filename} cannot be written or read ({error.strerror}).")
+    except Interrupted as signal:
+        print(f"dml: Stopped by {signal}; the same line goes on.", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     except KeyboardInterrupt:
         raise SystemExit(CTRL_C) from None
 

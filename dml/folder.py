@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from dml.command import EXECUTION, started_from_here
 from dml.errors import UserError
 from dml.files import LAST, PREVIOUS, replace_file, sound
-from dml.provenance import add_start
+from dml.provenance import add_start, hardware
 
 log = logging.getLogger("dml")
 
@@ -87,7 +87,8 @@ class RunFolder:
         """Makes the folder of one training. Raises as `name`."""
         self.name(config, overrides)
         if not self.begun():
-            for given_up in (self.path / "metrics.json", *self.last.parent.glob("best_on_*.ckpt")):
+            results = (self.path / name for name in ("metrics.json", "queries.npz"))
+            for given_up in (*results, *self.last.parent.glob("best_on_*.ckpt")):
                 given_up.unlink(missing_ok=True)
         for part in ("checkpoints", "figures"):
             (self.path / part).mkdir(exist_ok=True)
@@ -108,9 +109,6 @@ class RunFolder:
         try:
             replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
             replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
-            if not getattr(rank_zero_only, "rank", 0):
-                told = [option for option in overrides if not option.startswith("paths.")]
-                add_start(self.path, ["python", "-m", "dml.run", *told])
         except OSError as error:
             raise UserError(
                 f"{self.path} cannot be written ({error.strerror}): make room, or choose another with "
@@ -161,6 +159,13 @@ class RunFolder:
                 f"{self.path} has lost its metrics.json: delete {self.last.parent} to train from the start."
             )
         return done
+
+    def note_start(self, config: DictConfig, overrides: Sequence[str], devices: int = 1) -> None:
+        """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked."""
+        if not getattr(rank_zero_only, "rank", 0):
+            told = [option for option in overrides if not option.startswith("paths.")]
+            machine = hardware(str(config.trainer.accelerator), devices)
+            add_start(self.path, ["python", "-m", "dml.run", *told], machine)
 
     def metrics(self) -> dict[str, float]:
         return json.loads((self.path / "metrics.json").read_text())

@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Measurement:
     """What was measured for a row.
 
     Attributes:
+        key: of the training (`Training.key`): a row that has other options by now was not measured.
         seed: None of what is not trained, as sizes.
         changes: overrides beside the paper's, as of a shorter training; empty: the setting is the paper's.
         metrics: those that its columns show.
@@ -98,6 +99,7 @@ class Measurement:
 
     row: str
     part: str
+    key: str
     seed: int | None
     changes: list[str]
     metrics: dict[str, float]
@@ -137,6 +139,7 @@ class Experiment:
 
     Attributes:
         compared_with: the row that all others are compared with; empty: none.
+        measured, compared: what was recorded of rows as they are now.
     """
 
     name: str
@@ -234,9 +237,7 @@ def load(name: str) -> Experiment:
             raise ValueError("two rows have one name")
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
             raise ValueError(f"compared_with names no row: {base}")
-        record = FOLDER / f"{name}.json"
-        kept = json.loads(record.read_text()) if record.exists() else {"measured": [], "compared": []}
-        return Experiment(
+        experiment = Experiment(
             name,
             content["title"],
             content["source"],
@@ -247,11 +248,31 @@ def load(name: str) -> Experiment:
             {row.name: row for row in rows},
             content.get("figure", {}),
             base,
-            [Measurement(**one) for one in kept["measured"]],
-            [Compared(**one) for one in kept["compared"]],
         )
+        return _with_record(experiment)
     except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} is no experiment: {' '.join(str(error).split())}.") from error
+
+
+def _with_record(experiment: Experiment) -> Experiment:
+    """With what was measured of the rows as they are now."""
+    if not experiment.record.exists():
+        return experiment
+    kept = json.loads(experiment.record.read_text())
+    now: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+
+    def current(one: Measurement) -> bool:
+        changes = tuple(one.changes)
+        if changes not in now:
+            trainings = experiment.trainings(seeds=[0], changes=changes)
+            now[changes] = {(training.row, training.part): training.key for training in trainings}
+        return now[changes].get((one.row, one.part)) == one.key
+
+    measured = [one for one in (Measurement(**said) for said in kept["measured"]) if current(one)]
+    settings = {(one.row, one.part, tuple(one.changes)) for one in measured}
+    compared = [Compared(**said) for said in kept["compared"]]
+    compared = [one for one in compared if (one.row, one.part, tuple(one.changes)) in settings]
+    return replace(experiment, measured=measured, compared=compared)
 
 
 def _part(name: str, said: dict[str, Any]) -> Part:

@@ -14,20 +14,27 @@ from typing import Any
 from dml.files import replace_file
 
 FILE = "provenance.json"
+# What may be changed by measuring makes no other code.
+RESULTS = (":!experiments/*.json", ":!experiments/*.png")
 
 
-def add_start(folder: Path, command: Sequence[str]) -> None:
-    """Notes one more start of what is made in a folder: a run that was resumed has several."""
-    begun = starts(folder)
+def add_start(folder: Path, command: Sequence[str], machine: str) -> None:
+    """Notes one more start of what is made in a folder: a run that was resumed has several.
+
+    Args:
+        folder: which is there.
+        command: as it is typed.
+        machine: see `hardware`.
+    """
     packages = ("dml", "torch", "torchvision", "pytorch-lightning")
     now = {
         "command": shlex.join(command),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
+        "hardware": machine,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
     }
-    replace_file(folder / FILE, json.dumps([*begun, now], indent=1) + "\n")
+    replace_file(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:
@@ -40,24 +47,29 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit() -> str:
-    """Of this code, `-dirty` where files differ from it; `unknown` where it lies in no repository of its own."""
+    """Of this code, `-dirty` where files of it differ or are new; `unknown` where it lies in no repository."""
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():
         return "unknown"
-    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+
+    def git(*words: str) -> str:
+        said = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        return said.stdout.strip()
+
     try:
-        said = subprocess.run(git, capture_output=True, text=True, check=False)
+        found = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", "dml", "conf", "experiments", *RESULTS)
     except OSError:  # no git
         return "unknown"
-    return said.stdout.strip() or "unknown"
+    return (found + ("-dirty" if changed else "")) or "unknown"
 
 
-def hardware() -> str:
-    """The processor or GPU, and how many cores."""
+def hardware(accelerator: str = "auto", devices: int = 1) -> str:
+    """The processor and how many cores it has, or the GPU and how many are used."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    if accelerator != "cpu" and torch.cuda.is_available():
+        return (f"{devices} x " if devices > 1 else "") + torch.cuda.get_device_name()
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"

@@ -43,7 +43,7 @@ def objective(config: DictConfig, metrics: dict[str, float]) -> float:
 
 def _check_overlay(overrides: list[str]) -> None:
     """Raises UserError where an overlay names what to sweep, and this is one run and no job of a sweep."""
-    given = {override.partition("=")[0] for override in overrides}
+    given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     hydra_config = HydraConfig.get()
     if still := [str(name) for name in hydra_config.sweeper.get("params") or {} if name not in given]:
         overlay = dict(hydra_config.runtime.choices)["sweep"]

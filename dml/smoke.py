@@ -38,9 +38,10 @@ def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int
     for experiment in experiments:
         for training in experiment.trainings(rows, seeds=[0]):
             columns, row = experiment.parts[training.part].columns, experiment.rows[training.row]
-            # A row that is not printed still has all its columns' figures.
-            printed = row.published.get(training.part, columns if training.script else ())
-            shown = {columns[title].metric for title in printed}
+            # A row that is not printed has all its columns' figures.
+            shown = {columns[title].metric for title in row.published.get(training.part, columns)}
+            if row.x is not None:
+                shown |= _over(experiment, training.part)
             shown = {metric for metric in shown if not metric.endswith("/std")}
             wanted.setdefault(training.overrides, {}).setdefault(row.name, set()).update(shown)
             places.setdefault(training.overrides, []).append(f"{training.experiment}: {row.name}, {training.part}")
@@ -80,7 +81,7 @@ def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tup
             found = _script(options, shorter, Path(folder))
         else:
             _check_backbone(options)
-            found = dict.fromkeys(shown, train(options, Path(folder)).keys() | OF_FOLDS)
+            found = dict.fromkeys(shown, train(options, Path(folder)))
         lacking = sorted({metric for row, metrics in shown.items() for metric in metrics - found.get(row, set())})
     except (Exception, SystemExit) as error:
         return options, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -99,6 +100,13 @@ def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dic
         return {row: set(metrics) for row, metrics in json.loads((Path(out) / "metrics.json").read_text()).items()}
 
 
+def _over(experiment: Experiment, part: str) -> set[str]:
+    """What a figure of this part has above its numbers, where that is one of the columns."""
+    said = experiment.figure.get("y", [])
+    drawn = {one["metric"] for one in (said if isinstance(said, list) else [said])}
+    return drawn & {column.metric for column in experiment.parts[part].columns.values()}
+
+
 def _check_backbone(options: Sequence[str]) -> None:
     """Composes a row as it stands, and builds its model where options name stages of the backbone."""
     from hydra import compose, initialize_config_dir
@@ -114,8 +122,8 @@ def _check_backbone(options: Sequence[str]) -> None:
         build_method(config)
 
 
-def train(options: Sequence[str], folder: Path) -> dict[str, float]:
-    """One step and its evaluation: what `metrics.json` would have, without pictures."""
+def train(options: Sequence[str], folder: Path) -> set[str]:
+    """One step and its evaluation, without pictures: which figures `metrics.json` would have."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
@@ -172,4 +180,5 @@ def train(options: Sequence[str], folder: Path) -> dict[str, float]:
         parts = build(config)
         run_folder.open(config, list(options))
         fit(config, run_folder, parts, trainer_of(config, OneStep(config, run_folder, parts)))
-    return metrics
+    folds = any(name.startswith(("fold", "repeat")) for name in several)
+    return {*metrics, *(OF_FOLDS if folds else ())}

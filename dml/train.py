@@ -72,6 +72,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     folder.open(config, overrides)
     with folder.logged(), folder.locked():
         try:
+            folder.note_start(config, overrides, trainer.world_size)
             fit(config, folder, parts, trainer)
         except BaseException as error:
             go_on = f"the same options with paths.output_dir={folder.path} go on"

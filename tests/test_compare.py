@@ -2,13 +2,16 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import DictConfig
 
-from dml.compare import compare, main, over_classes, over_images, paired
+from dml.compare import compare, main, over_classes, over_images, paired, runs_of
 from dml.errors import UserError
+from dml.folder import RunFolder
 
 CLASSES = np.repeat(np.arange(60), 12)
 
@@ -64,7 +67,7 @@ def test_no_difference() -> None:
 
 
 def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     arrays = {
         "paths": np.array([f"{c}/{i}.jpg" for i, c in enumerate(CLASSES)]),
         "classes": CLASSES.astype(str),
@@ -102,25 +105,35 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
 
 
-def test_several_runs_stand_for_their_mean(tmp_path: Path) -> None:
+def test_several_runs_stand_for_their_mean(tmp_path: Path, configure: Callable[..., DictConfig]) -> None:
     rng = np.random.default_rng(0)
     precisions = rng.random((5, len(CLASSES)))
-    for side, rows in (("a", (0, 1)), ("b", (2, 3, 4))):
-        (tmp_path / side).mkdir()
+
+    def run(side: str, row: int, *options: str) -> Path:
+        folder = tmp_path / side / f"{row}"
+        RunFolder(folder).open(configure(f"seed={row}", "runtime.train_classes=3", *options), [f"seed={row}", *options])
+        RunFolder(folder).write_metrics({"test/recall@1": 0.5})
+        return saved(folder, precisions[row])
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    first = run("a", 0)
+    for side, rows in (("a", (1,)), ("b", (2, 3, 4))):
         for row in rows:
-            saved(tmp_path / side / f"seed={row}", precisions[row])
-    both = paired(tmp_path / "a", tmp_path / "b")
+            run(side, row)
+    (run("b", 0) / "metrics.json").unlink()  # not finished
+    both = paired(runs_of(a), runs_of(b))
     assert both.runs == (2, 3)
     one, other = both.values["map@r"]
     assert one == pytest.approx((precisions[0] + precisions[1]) / 2)
     assert other == pytest.approx(precisions[2:].mean(0))
     assert both.values["recall@1"][0] == pytest.approx((precisions[:2] > 0.5).mean(0))
-    found = compare(tmp_path / "a", tmp_path / "b", tmp_path / "out", draws=200)["map@r"]["classes"]
+    found = compare(a, b, tmp_path / "out", draws=200)["map@r"]["classes"]
     assert found.estimate == pytest.approx(precisions[2:].mean() - precisions[:2].mean())
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"] == [2, 3]
-    saved(tmp_path / "b" / "seed=9", precisions[0], paths=np.array([f"other/{i}" for i in range(len(CLASSES))]))
-    with pytest.raises(UserError, match=r"a/seed=0 and .*seed=9 were tested on different queries"):
-        paired(tmp_path / "a", tmp_path / "b")
+    assert runs_of(first) == [first]
+    run("b", 1, "lr=0.5")
+    with pytest.raises(UserError, match=r"b holds runs of 2 configurations \(lr=0.5; the rest by default\)"):
+        compare(a, b, tmp_path / "out")
 
 
 def test_mistakes(tmp_path: Path) -> None:
@@ -128,15 +141,15 @@ def test_mistakes(tmp_path: Path) -> None:
     a = saved(tmp_path / "a", precision)
     b = saved(tmp_path / "b", precision, paths=np.array([f"other/{i}" for i in range(len(CLASSES))]))
     with pytest.raises(UserError, match="were tested on different queries"):
-        paired(a, b)
+        paired([a], [b])
     c = saved(tmp_path / "c", precision, best_rank=np.zeros(len(CLASSES), int))
     with pytest.raises(UserError, match="among different galleries"):
-        paired(a, c)
+        paired([a], [c])
     with pytest.raises(UserError, match=r"there is no .*nowhere/queries\.npz"):
-        paired(a, tmp_path / "nowhere")
+        paired([a], [tmp_path / "nowhere"])
     (a / "queries.npz").write_bytes(b"PK\x03")
     with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
-        paired(a, b)
+        paired([a], [b])
     with pytest.raises(UserError, match="--draws=3"):
         compare(b, b, tmp_path / "out", draws=3)
     with pytest.raises(UserError, match="--seed=-1"):

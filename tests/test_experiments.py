@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from dml.command import CONF
 from dml.errors import UserError
 from dml.experiment import commands, finished, keep, main, measure, sizes
 from dml.folder import RunFolder
-from dml.papers import FOLDER, Experiment, Measurement, find, load, names
-from dml.reporting.experiments import settings, write_page
+from dml.papers import FOLDER, Compared, Experiment, Measurement, find, load, names
+from dml.reporting.experiments import comparison, settings, write_page
 from dml.smoke import smoke
 
 ALL = names()
@@ -47,6 +48,14 @@ def test_rows_are_options(name: str) -> None:
     for row in experiment.rows.values():
         for command in [row.command] if row.command else []:
             assert (FOLDER.parent / command[0]).exists(), command
+    drawn = experiment.figure.get("y", [])
+    if experiment.figure.get("kind") in ("over", "scatter"):
+        shown = {column.metric for part in experiment.parts.values() for column in part.columns.values()}
+        assert {one["metric"] for one in (drawn if isinstance(drawn, list) else [drawn])} <= shown
+    if experiment.record.exists():  # nothing recorded of a row that has other options by now
+        kept = json.loads(experiment.record.read_text())
+        assert len(kept["measured"]) == len(experiment.measured)
+        assert len(kept["compared"]) == len(experiment.compared)
     for one in experiment.measured:
         assert one.row in experiment.rows
         assert one.part in experiment.parts
@@ -135,7 +144,7 @@ def test_what_is_measured_is_recorded_and_shown(
     assert keep(little, measure(little, ["trainer.max_steps=7"], out)).exists()
     again = load("us/table1")
     assert [(one.seed, one.metrics["test/recall@1"]) for one in again.measured] == [(0, 0.4), (1, 0.6)]
-    keep(again, measure(again, ["trainer.max_steps=7"], out))
+    keep(little, measure(again, ["trainer.max_steps=7"], out))  # though little knows of none
     assert len(load("us/table1").measured) == 2  # in place of themselves
     paper, shorter = settings(again)
     assert (paper.changes, shorter.changes) == ([], ["trainer.max_steps=7"])
@@ -157,6 +166,53 @@ def test_what_is_measured_is_recorded_and_shown(
     assert 'src="/' not in page
 
 
+def test_records_of_rows_that_changed_since_are_no_measurements(little: Experiment, tmp_path: Path) -> None:
+    found = sizes(little)
+    keep(little, found)
+    assert load("us/table1").measured == found
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
+    changed = load("us/table1")
+    assert changed.measured == []
+    (now,) = sizes(changed)
+    assert now.metrics["model/params"] < found[0].metrics["model/params"]
+
+
+def test_sizes_are_no_repetition(little: Experiment) -> None:
+    (size,) = sizes(little)
+    trained = [replace(size, seed=seed) for seed in (0, 1)]
+    (paper,) = settings(replace(little, measured=[size, *trained]))
+    assert paper.rows["mine"]["glyphs"]["params"].n == 2
+    (alone,) = settings(replace(little, measured=[size]))
+    assert alone.rows["mine"]["glyphs"]["params"].mean == pytest.approx(size.metrics["model/params"] / 1e6)
+
+
+def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment) -> None:
+    def made(row: str, changes: list[str], value: float) -> Measurement:
+        return Measurement(row, "glyphs", "", 0, changes, {"test/map@r": value}, "python", "c", "d", "h")
+
+    def difference(changes: list[str], d: float) -> Compared:
+        return Compared("mine", "glyphs", changes, "map@r", "theirs", d, d - 0.1, d + 0.1, 0.5, [1, 1])
+
+    figure = {"kind": "comparison", "metric": {"metric": "test/map@r", "compared": "map@r", "title": "MAP@R"}}
+    own = replace(little, figure=figure, compared_with="theirs")
+    assert comparison(own) is None
+    assert comparison(replace(own, measured=[made("mine", ["lr=1"], 0.5)])) is None
+    drawn = comparison(
+        replace(
+            own,
+            measured=[made("mine", [], 0.5), made("theirs", [], 0.25)],
+            compared=[difference([], 0.25), difference(["lr=1"], -0.9)],
+        )
+    )
+    assert drawn is not None
+    above, below = drawn.axes
+    assert [line.get_xdata()[0] for line in above.lines[::2]] == [50, 25]
+    assert below.get_xlabel().startswith("less theirs")
+    (bar,) = below.containers
+    assert bar.lines[0].get_xdata() == [25]
+
+
 def test_sizes_are_recorded_without_training(little: Experiment) -> None:
     (one,) = sizes(little)
     assert one.metrics["model/params"] > 1000
@@ -176,6 +232,9 @@ def test_a_step_of_a_row(little: Experiment) -> None:
         (["nonsense/x"], "there is no experiment 'nonsense/x'"),
         (["abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
         (["abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
+        (["abe/table2", "--set", "seed=3"], "--set seed=3 is for --seeds to say"),
+        (["abe/table2", "--set", "paths.data_dir=x"], "--set paths.data_dir=x is for --out to say"),
+        (["abe/table2", "--report", "--out", "/dev/null/x"], "/dev/null/x cannot be written or read (Not a directory)"),
         ([], "name an experiment"),
         (["abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
     ],

@@ -128,7 +128,7 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
     names = {path.name for path in abe_folder.iterdir()}
     assert names == {
         *("config.yaml", "overrides.yaml", "metrics.jsonl", "metrics.csv", "metrics.json", "queries.npz"),
-        *("checkpoints", "figures", "report.html", "run.log"),
+        *("checkpoints", "figures", "report.html", "run.log", "provenance.json"),
     }
     assert {path.name for path in (abe_folder / "checkpoints").iterdir()} == {
         *("last.ckpt", "previous.ckpt", "best_on_test.ckpt"),
@@ -136,6 +136,12 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
     assert OmegaConf.load(abe_folder / "config.yaml").method.M == 4
     assert "method=abe" in OmegaConf.load(abe_folder / "overrides.yaml")
     assert "Recall@1" in (abe_folder / "run.log").read_text()
+    (start,) = json.loads((abe_folder / "provenance.json").read_text())
+    assert start["command"].startswith("python -m dml.run ")
+    assert "method=abe" in start["command"]
+    assert torch.__version__.startswith(start["versions"]["torch"])
+    assert start["hardware"]
+    assert start["commit"]
 
 
 def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:

@@ -50,7 +50,9 @@ class Setting:
 
 def settings(experiment: Experiment) -> list[Setting]:
     """The paper's setting first, with every row, then each other that was measured, with the rows that were."""
-    found = sorted({tuple(one.changes) for one in experiment.measured if one.changes}, key=len)
+    found = sorted(
+        {tuple(one.changes) for one in experiment.measured if one.changes}, key=lambda changes: (len(changes), changes)
+    )
     return [_setting(experiment, list(changes)) for changes in ((), *found)]
 
 
@@ -71,12 +73,12 @@ def _setting(experiment: Experiment, changes: list[str]) -> Setting:
 
 
 def _cell(published: float | None, metric: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
-    spread = metric.endswith("/std") and not metric.startswith("learners")  # over repetitions, not within one
-    values = [
-        scale * one.metrics[name]
-        for one in measured
-        if one.part == part and (name := metric.removesuffix("/std") if spread else metric) in one.metrics
-    ]
+    # Over repetitions, not over learners or collections, which runs tell by that name.
+    spread = metric.endswith("/std") and not metric.startswith(("learners/", "mlrc/"))
+    name = metric.removesuffix("/std") if spread else metric
+    mine = [one for one in measured if one.part == part and name in one.metrics]
+    # Sizes are counted once: where there are trainings, these have them too.
+    values = [scale * one.metrics[name] for one in ([m for m in mine if m.seed is not None] or mine)]
     if spread:
         return Cell(published, statistics.stdev(values) if len(values) > 1 else None, None, len(values))
     std = statistics.stdev(values) if len(values) > 1 else None
@@ -92,15 +94,18 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
         return _scatter(experiment)
     if kind == "course":
         return _course(experiment, out)
-    if kind == "comparison" and experiment.measured:
-        return [("", _uri(comparison(experiment)))]
+    if kind == "comparison":
+        picture = comparison(experiment)
+        return [] if picture is None else [("", _uri(picture))]
     return _pictures(experiment, out) if kind == "pictures" else []
 
 
-def comparison(experiment: Experiment) -> Figure:
-    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`."""
+def comparison(experiment: Experiment) -> Figure | None:
+    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the setting
+    of the experiment; None where nothing was measured in it."""
     metric = experiment.figure["metric"]
-    differences = {(one.row, one.part): one for one in experiment.compared if one.metric == metric["compared"]}
+    compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
+    differences = {(one.row, one.part): one for one in compared}
     parts: dict[str, list[figures.Compared]] = {}
     for part in experiment.parts:
         for row in experiment.rows:
@@ -108,7 +113,7 @@ def comparison(experiment: Experiment) -> Figure:
                 found = differences.get((row, part))
                 between = None if found is None else (100 * found.estimate, 100 * found.low, 100 * found.high)
                 parts.setdefault(part, []).append(figures.Compared(row, [100 * value for value in values], between))
-    return figures.methods(parts, metric["title"])
+    return figures.methods(parts, metric["title"], experiment.compared_with) if parts else None
 
 
 def markdown(experiment: Experiment) -> str:
@@ -281,7 +286,7 @@ def printed(value: float | None, places: int) -> str:
 def places(experiment: Experiment, part: str, title: str) -> int:
     """Of a column: as many decimals as the paper prints where it prints the most."""
     values = [row.published[part][title] for row in experiment.rows.values() if title in row.published.get(part, {})]
-    return max((len(repr(float(value)).partition(".")[2]) for value in values), default=1)
+    return max((len(repr(value).partition(".")[2]) for value in values), default=1)
 
 
 def sources(measured: Sequence[Measurement]) -> list[Mapping[str, Any]]:

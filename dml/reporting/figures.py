@@ -404,7 +404,7 @@ class Compared:
 
     Attributes:
         values: of its repetitions.
-        difference: from the first method, and its interval; None of the first.
+        difference: from the base, and its interval; None of the base itself.
     """
 
     name: str
@@ -412,8 +412,8 @@ class Compared:
     difference: tuple[float, float, float] | None
 
 
-def methods(parts: Mapping[str, Sequence[Compared]], metric: str) -> Figure:
-    """A column a protocol: a figure of each method, repetitions as dots, and its distance from the first method."""
+def methods(parts: Mapping[str, Sequence[Compared]], metric: str, base: str) -> Figure:
+    """A column a protocol: a figure of each method, repetitions as dots, and its distance from the base."""
     longest = max(len(rows) for rows in parts.values())
     figure = _figure(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
@@ -432,7 +432,7 @@ def methods(parts: Mapping[str, Sequence[Compared]], metric: str) -> Figure:
             one.grid(alpha=0.3, axis="x")
         above.set_title(title, fontsize=10)
         above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
-        below.set_xlabel(f"less {rows[0].name} (95 % interval over test classes)", fontsize=8)
+        below.set_xlabel(f"less {base} (95 % interval over test classes)", fontsize=8)
     return figure
 
 

@@ -224,6 +224,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.batch < 4:
         parser.error("--batch has to be 4 or more: two classes of two images")
+    if options.repeats < 1 or options.size < 32:
+        parser.error("--repeats has to be 1 or more, --size 32 or more")
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no GPU answers here")
+    if options.backbone not in (known := sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))):
+        parser.error(f"--backbone {options.backbone} is unknown: choose one of {', '.join(known)}")
     try:
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)

@@ -159,8 +159,8 @@ def main() -> None:
     except UserError as mistake:
         stop(str(mistake))
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
-    replace_file(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
     draw(histograms, names, options.out / "histograms.png")
+    replace_file(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
     for name, figures in told.items():
         print(name, {key: round(value, 4) for key, value in figures.items()})
 
