@@ -15,7 +15,7 @@ from dml.errors import UserError
 from dml.experiment import commands, finished, keep, main, measure, sizes
 from dml.folder import RunFolder
 from dml.papers import FOLDER, Compared, Experiment, Measurement, find, load, names
-from dml.reporting.experiments import comparison, settings, write_page
+from dml.reporting.experiments import comparison, markdown, settings, write_page
 from dml.smoke import smoke
 
 ALL = names()
@@ -105,6 +105,10 @@ def test_sizes_of_abe_are_the_printed_ones() -> None:
         for title in ("params", "flops"):
             assert round(metrics[columns[title].metric] * columns[title].scale, 2) == published[title], (name, title)
     assert load("abe/table8").measured
+
+
+def test_the_readme_has_the_recorded_comparison() -> None:
+    assert markdown(load("comparison/cars")) in (FOLDER.parent / "README.md").read_text()
 
 
 @pytest.fixture
