@@ -58,6 +58,8 @@ def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int
         with mp.get_context("spawn").Pool(processes or os.cpu_count(), _quietly) as pool:
             for options, said in tqdm(pool.imap_unordered(_one, jobs), total=len(jobs), desc="rows"):
                 wrong |= dict.fromkeys(places[options], said) if said else {}
+            pool.close()
+            pool.join()  # rather than be killed, with semaphores left behind
     return wrong
 
 
