@@ -67,15 +67,19 @@ def finished(training: Training, out: Path) -> Path | None:
     return folder if (folder / "metrics.json").exists() else None
 
 
-def lacking(trainings: Sequence[Training]) -> dict[str, str]:
-    """What keeps trainings from starting, as data sets that are not there, by a row that needs it."""
+def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
+    """What keeps trainings from starting, as data sets that are not there, and which, one of each configuration.
+
+    Raises:
+        UserError: options that do not compose.
+    """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
     from dml.build import open_dataset
     from dml.command import CONF
 
-    found: dict[str, str] = {}
+    found: dict[str, list[Training]] = {}
     opened: dict[str, str] = {}
     for training in {one.overrides: one for one in trainings}.values():
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -91,7 +95,7 @@ def lacking(trainings: Sequence[Training]) -> dict[str, str]:
             except UserError as mistake:
                 opened[settings] = str(mistake)
         if opened[settings]:
-            found.setdefault(opened[settings], f"{training.experiment}, {training.row}, {training.part}")
+            found.setdefault(opened[settings], []).append(training)
     return found
 
 
@@ -297,10 +301,11 @@ def _list(experiments: Sequence[Experiment]) -> None:
 
 def _run(experiments: Sequence[Experiment], trainings: list[Training], options: argparse.Namespace) -> None:
     missing = lacking([one for one in trainings if not one.script])
-    for sentence, row in missing.items():
-        print(f"Cannot be trained ({row} and what is like it): {sentence}", file=sys.stderr)
-    if missing:
-        trainings = [one for one in trainings if one.script or not lacking([one])]
+    for sentence, (first, *more) in missing.items():
+        others = f" and {len(more)} more" if more else ""
+        print(f"Cannot be trained ({first.experiment}, {first.row}, {first.part}{others}): {sentence}", file=sys.stderr)
+    gone = {one.overrides for some in missing.values() for one in some}
+    trainings = [one for one in trainings if one.overrides not in gone]
     wanted = [one for one in trainings if not finished(one, options.out)]
     if trainings:
         numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
