@@ -211,7 +211,7 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
     from hydra.types import RunMode
 
     seen = []
-    fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN)
+    fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN, sweeper={})
     monkeypatch.setattr("dml.run.HydraConfig.get", lambda: fake)
     monkeypatch.setattr("dml.train.run", lambda config, overrides: seen.append(config.seed) or {})
     for repeat in (0, 2):
