@@ -14,7 +14,6 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError
 from torch.utils.flop_counter import FlopCounterMode
 
 from dml.command import CONF
@@ -24,12 +23,13 @@ from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
 from dml.data.transforms import Transform
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.evaluation.protocol import Conventional, Split
 from dml.folder import load_checkpoint
 from dml.losses import Loss
 from dml.methods.base import Method
 from dml.models.heads import Head
+from dml.options import check
 
 
 @dataclass
@@ -70,8 +70,7 @@ def build(config: DictConfig) -> Parts:
     Raises:
         UserError: whatever the components say of their options.
     """
-    _check_complete(config)
-    check_numbers(config)
+    check(config)
     _check_sizes(config)
     _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
@@ -94,44 +93,8 @@ def open_dataset(config: DictConfig) -> Records:
     return make(options)
 
 
-def _check_complete(config: DictConfig) -> None:
-    """Raises UserError where an option without a default was not given."""
-    filled = config.copy()
-    filled.runtime.update(train_classes=0, embedding_dim=0)  # known later
-    try:
-        missing = sorted(OmegaConf.missing_keys(filled))
-        if missing:
-            raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
-        OmegaConf.to_container(filled, resolve=True)
-    except InterpolationKeyError as error:
-        where = " of a data set, as experiment=gsp_cub does" if "tuned" in str(error) else ""
-        raise UserError(f"{error.full_key} refers to what nothing sets{where} ({_first_line(error)}).") from None
-
-
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
-
-
-def check_numbers(config: DictConfig) -> None:
-    """Raises UserError where an option that every configuration has is no whole number in its range."""
-    smallest = {
-        "seed": 0,
-        "trainer.num_workers": 0,
-        "image_size": 1,
-        "head.dim": 1,
-        "sampler.batch_size": 1,
-        "sampler.m": 1,
-        "protocol.slices": 1,
-        "trainer.max_steps": 1,
-        "trainer.log_every": 1,
-        "trainer.checkpoint_every": 1,
-        "trainer.halve_lr_after": 0,
-    }
-    for name, least in smallest.items():
-        value = OmegaConf.select(config, name)
-        if value is None and name == "sampler.m":
-            continue  # of m_per_class alone
-        whole_number(name, value, least)
 
 
 def _check_durations(config: DictConfig, method: Method) -> None:
@@ -185,9 +148,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
 def _caches(
     config: DictConfig, records: Records, train: Transform, test: Transform
 ) -> tuple[ImageCache | None, ImageCache | None]:
-    """For training and evaluation; one for both where they begin alike. Raises UserError for an option that is none."""
-    if config.dataset.cache not in ("none", "disk"):
-        raise UserError(f"dataset.cache={config.dataset.cache} is unknown: choose none or disk.")
+    """For training and evaluation; one for both where they begin alike."""
     if config.dataset.cache == "none":
         return None, None
     settings = OmegaConf.to_yaml(config.dataset, resolve=True)
@@ -206,6 +167,7 @@ def build_method(config: DictConfig) -> Method:
     Raises:
         UserError: whatever the components say of their options.
     """
+    check(config)
     backbone = make(config.backbone)
 
     def head(dim: int) -> Head:

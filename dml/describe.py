@@ -33,9 +33,8 @@ def _task(config: DictConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dml.build import build_method, check_numbers
+    from dml.build import build_method
 
-    check_numbers(config)
     config.backbone.weights = "none"  # sizes do not depend on them
     config.runtime.train_classes = 2  # known with the data; proxies are not counted
     method = build_method(config)

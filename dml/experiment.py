@@ -113,7 +113,7 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     from hydra import compose, initialize_config_dir
     from tqdm import tqdm
 
-    from dml.build import build_method, check_numbers
+    from dml.build import build_method
     from dml.command import CONF
     from dml.pieces import pieces
 
@@ -124,7 +124,6 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     for training in tqdm(distinct.values(), desc="estimating", leave=False):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(training.overrides))
-        check_numbers(config)
         config.backbone.weights = "none"
         config.runtime.train_classes = 100
         size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])

@@ -28,9 +28,11 @@ def _task(config: DictConfig) -> float | None:
     _check_overlay(overrides)
     _check_folder_is_named(overrides)
     from dml.collection import run_all
+    from dml.options import check
     from dml.pieces import pieces, settle
     from dml.train import run
 
+    check(config)
     settle(config)
     metrics = run_all(config, overrides) if pieces(config) else run(config, overrides)
     return objective(config, metrics) if metrics else None

@@ -58,7 +58,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["backbone=googlenet_v1", "backbone.weights=imagenet"], "weights"),
         (["protocol.ks=[]"], r"protocol\.ks"),
         (["protocol.ks=[2,4]"], "has to hold 1"),
-        (["protocol.unit=hours"], "steps or epochs"),
+        (["protocol.unit=hours"], "'steps' or 'epochs'"),
         (["protocol.every=0"], r"protocol\.every=0"),
         (["lr=fast"], "lr"),
         (["trainer.max_steps=0"], r"trainer\.max_steps"),

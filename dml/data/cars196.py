@@ -15,7 +15,7 @@ import numpy as np
 from scipy.io import savemat
 
 from dml.data.official import Item, how_to_get, of_part, parquet, records, write_anew
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 TRAINING = 98
@@ -24,7 +24,9 @@ WHOLE = "cars_annos.mat"
 PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 
 
-def cars196(root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: str = "stop") -> Records:
+def cars196(
+    root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: Unreadable = "stop"
+) -> Records:
     """Whole photographs, or the cars alone.
 
     Args:

@@ -12,14 +12,14 @@ from PIL import Image
 
 from dml.data.cifar import SIDE, Cifar100, cifar100
 from dml.data.records import Records
-from dml.errors import UserError, whole_number
+from dml.ranges import Seed
 
 BACKGROUNDS = ("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "trees", "flowers")
 TRAINING = 3  # classes of a superclass; the other two test
 QUARTERS = 4
 
 
-def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", seed: int = 0) -> Records:
+def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", seed: Seed = 0) -> Records:
     """28,800 training and 19,200 test images: each image of a target class once, as a function of `seed` alone.
 
     A superclass appears as two classes of the records, `fish/train` and `fish/test`.
@@ -33,9 +33,6 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
     Raises:
         UserError: no CIFAR-100 in `root`, or an option that is none.
     """
-    if kind not in ("collage", "distilled"):
-        raise UserError(f"dataset.kind={kind} is unknown: choose collage or distilled.")
-    whole_number("dataset.seed", seed, 0)
     cifar = cifar100(root)
     background = np.isin(cifar.superclasses, [cifar.superclass_names.index(name) for name in BACKGROUNDS])
     training = _training_classes(cifar)[cifar.classes]

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 from dml.data.official import Box, Item, lines, records, whole
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 TRAINING = 100
 PUBLISHED = {"train": [(100, 5864)], "test": [(100, 5924)]}
 
 
-def cub200(root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: str = "stop") -> Records:
+def cub200(
+    root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: Unreadable = "stop"
+) -> Records:
     """Whole photographs, or the birds alone.
 
     Args:

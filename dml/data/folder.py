@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.records import Records, decode
+from dml.data.records import Records, Unreadable, decode
 from dml.errors import UserError
+from dml.ranges import Share
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 
@@ -17,9 +18,9 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", "
 def folder(
     root: str,
     name: str = "folder",
-    train_fraction: float = 0.5,
+    train_fraction: Share = 0.5,
     split_csv: str | None = None,
-    unreadable: str = "stop",
+    unreadable: Unreadable = "stop",
 ) -> Records:
     """Read a tree with one folder a class.
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dml.data.records import Records
 from dml.errors import UserError
+from dml.ranges import Few, Seed
 
 # Chosen so that no two look alike in any typeface, also after scaling to a common box and turning by 15 degrees: C but
 # not c, 0 but not O, Latin A but neither Greek nor Cyrillic A. `tests/data/test_glyphs.py` checks any addition.
@@ -38,7 +39,7 @@ _ASCII_FACES = ("cmr10", "cmss10", "cmtt10", "cmb10", "cmti10")
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
-def glyphs(classes: int = 160, images_per_class: int = 24, size: int = 48, seed: int = 0) -> Records:
+def glyphs(classes: int = 160, images_per_class: Few = 24, size: Few = 48, seed: Seed = 0) -> Records:
     """Render the dataset: the first half of the shuffled characters trains, the second tests.
 
     Every image depends on (seed, character, number in its class) alone. Another FreeType release may move

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dml.data.official import Item, lines, records
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 PUBLISHED = {"train": [(3997, 25882)], "query": [(3985, 14218)], "gallery": [(3985, 12612)]}
@@ -31,7 +31,7 @@ def arrange(folder: Path) -> None:
 
 
 def inshop(
-    root: str, images: Literal["img", "img_highres"] = "img", strict: bool = True, unreadable: str = "stop"
+    root: str, images: Literal["img", "img_highres"] = "img", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
     """Items as classes.
 

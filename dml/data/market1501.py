@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dml.data.folder import SUFFIXES
 from dml.data.official import Item, how_to_get, records
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 FOLDERS = {"bounding_box_train": "train", "query": "query", "bounding_box_test": "gallery"}
@@ -19,7 +19,7 @@ PUBLISHED = {"train": [(751, 12936)], "query": [(750, 3368)], "gallery": [(752, 
 NAME = re.compile(r"(-1|\d{4})_c(\d)s\d+_\d+_\d+\.")
 
 
-def market1501(root: str, strict: bool = True, unreadable: str = "stop") -> Records:
+def market1501(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Records:
     """Persons as classes, with the camera of each image; `protocol=market1501` leaves the query's own camera out.
 
     Detections that are nobody's (-1) are left out here: the protocol takes them out of every ranking. Distractors

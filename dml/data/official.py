@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from dml.data.folder import SUFFIXES
-from dml.data.records import Records, decode
-from dml.errors import UserError, true_or_false
+from dml.data.records import Records, Unreadable, decode
+from dml.errors import UserError
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels; right and lower exclusive
 Counts = tuple[int, int]  # classes, images
@@ -46,7 +46,7 @@ def records(
     *,
     folders: Sequence[str],
     strict: bool,
-    unreadable: str,
+    unreadable: Unreadable,
     surplus: bool = False,
     keep: Callable[[Item], bool] = lambda item: True,
 ) -> Records:
@@ -66,7 +66,6 @@ def records(
     Raises:
         UserError: an image listed twice; with `strict` one that is missing or surplus, or counts that do not hold.
     """
-    true_or_false("dataset.strict", strict)
     twice = [path for path, times in Counter(item.path for item in items).items() if times > 1]
     if twice:
         raise UserError(f"the annotation of {name} in {root} lists {twice[0]} more than once ({len(twice)} such files)")

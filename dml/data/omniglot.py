@@ -12,14 +12,14 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from dml.data.folder import class_folders, image_files
-from dml.data.records import Records, decode
+from dml.data.records import Records, Unreadable, decode
 from dml.errors import UserError
 
 HALVES = ("images_background", "images_evaluation")
 Drawings = dict[str, list[tuple[str, bytes | None]]]  # class -> (path, encoded image; None: read it from the path)
 
 
-def omniglot(root: str, unreadable: str = "stop") -> Records:
+def omniglot(root: str, unreadable: Unreadable = "stop") -> Records:
     """Read whichever halves lie in `root`, unpacked or as the official zips (unpacked wins).
 
     Both: background trains, evaluation tests (the official split by alphabet). One alone: the first half of its
@@ -44,7 +44,7 @@ def omniglot(root: str, unreadable: str = "stop") -> Records:
     return _records(drawings, train, unreadable)
 
 
-def _records(drawings: Drawings, train: set[str], unreadable: str) -> Records:
+def _records(drawings: Drawings, train: set[str], unreadable: Unreadable) -> Records:
     names = list(drawings)
     labels = np.repeat(np.arange(len(names)), [len(images) for images in drawings.values()])
     paths = np.array([path for images in drawings.values() for path, _ in images])

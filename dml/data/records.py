@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 from PIL import Image
@@ -28,6 +28,9 @@ class UnreadableImage(UserError):
         super().__init__(message.rpartition(f"{type(self).__qualname__}: ")[2].strip())
 
 
+Unreadable = Literal["stop", "skip"]
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """The images of a dataset. Rows are numbered 0..N-1; `index` in a batch is such a number.
@@ -43,8 +46,8 @@ class Records:
         cameras: `[N]` int64, which camera took each image, where the data set says so.
 
     Raises:
-        UserError: no images, a class without images, a class both in training and in evaluation, queries without a
-            gallery (or the reverse), or an unknown `unreadable`.
+        UserError: no images, a class without images, a class both in training and in evaluation, or queries
+            without a gallery (or the reverse).
     """
 
     name: str
@@ -53,7 +56,7 @@ class Records:
     roles: np.ndarray
     class_names: list[str]
     open_image: Callable[[int], Image.Image]
-    unreadable: str = "stop"
+    unreadable: Unreadable = "stop"
     cameras: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -63,8 +66,6 @@ class Records:
         assert self.cameras is None or self.cameras.shape == self.labels.shape
         if not len(self):
             raise UserError(f"dataset {self.name} has no images: check the folder that it was read from")
-        if self.unreadable not in ("stop", "skip"):
-            raise UserError(f"dataset.unreadable is {self.unreadable!r}: use stop or skip")
         self._check_classes()
 
     def _check_classes(self) -> None:

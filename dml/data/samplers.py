@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 
 from dml.errors import UserError
+from dml.ranges import Size
 
 Place = tuple[int, int, int]  # position in the training rows, step, place in the global batch
 
@@ -26,7 +27,7 @@ class Sampler:
         UserError: on iteration, if the batch does not divide by the number of ranks.
     """
 
-    def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
+    def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         self.labels = labels
         self.batch_size = batch_size
         self.seed = seed
@@ -96,7 +97,7 @@ class MPerClass(Sampler):
         UserError: B does not divide by m, or there are fewer than B / m classes.
     """
 
-    def __init__(self, labels: np.ndarray, batch_size: int, seed: int, m: int = 4) -> None:
+    def __init__(self, labels: np.ndarray, batch_size: Size, seed: int, m: Size = 4) -> None:
         super().__init__(labels, batch_size, seed)
         if batch_size % m:
             raise UserError(f"sampler.batch_size={batch_size} does not divide by sampler.m={m}")
@@ -150,7 +151,7 @@ class Pairs(Sampler):
         UserError: B does not divide by 4, or there are too few images or classes.
     """
 
-    def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
+    def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         super().__init__(labels, batch_size, seed)
         if batch_size % 4:
             raise UserError(
@@ -201,7 +202,7 @@ class Uniform(Sampler):
         UserError: fewer images than a batch.
     """
 
-    def __init__(self, labels: np.ndarray, batch_size: int, seed: int) -> None:
+    def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         super().__init__(labels, batch_size, seed)
         if len(labels) < batch_size:
             raise UserError(f"sampler.batch_size={batch_size} is more than the {len(labels)} training images")

@@ -6,14 +6,14 @@
 from pathlib import Path, PurePosixPath
 
 from dml.data.official import Item, lines, of_part, parquet, records, write_anew
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 PUBLISHED = {"train": [(11318, 59551)], "test": [(11316, 60502)]}
 LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
 
 
-def sop(root: str, strict: bool = True, unreadable: str = "stop") -> Records:
+def sop(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Records:
     """Products as classes.
 
     Args:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from dml.errors import UserError
+from dml.ranges import Pixels
 
 # ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
 MEAN_COLOUR = (124, 116, 104)
@@ -51,12 +52,12 @@ class PadSquare:
         return f"PadSquare({self.side}, {MEAN_COLOUR})"
 
 
-def stretch(size: int) -> Transform:
+def stretch(size: Pixels) -> Transform:
     """Test: the whole image resized to a square, whatever its shape."""
     return Transform(v2.Resize((size, size)))
 
 
-def jitter(size: int) -> Transform:
+def jitter(size: Pixels) -> Transform:
     """Train, for characters: as `stretch`, then turned, moved and scaled a little. No flip: it makes other characters.
 
     What moves in from outside continues the edge pixels; a constant would be a frame that tells the augmentation.
@@ -65,22 +66,22 @@ def jitter(size: int) -> Transform:
     return Transform(v2.Resize((size, size)), v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size))
 
 
-def centre_crop(size: int, sides: tuple[int, int]) -> Transform:
+def centre_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
     """Test: shorter side to S * sides[0] / sides[1], then the middle S x S."""
     return Transform(v2.Resize(_before(size, sides)), v2.CenterCrop(size))
 
 
-def shorter_crop(size: int, sides: tuple[int, int]) -> Transform:
+def shorter_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
     """Train, DCES sec. 5: shorter side to S * sides[0] / sides[1], a random S x S of it, flip."""
     return Transform(v2.Resize(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
 
 
-def pad_centre_crop(size: int, sides: tuple[int, int]) -> Transform:
+def pad_centre_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
     """Test, ABE sec. 4: as `pad_crop`, with the middle S x S."""
     return Transform(PadSquare(_before(size, sides)), v2.CenterCrop(size))
 
 
-def pad_crop(size: int, sides: tuple[int, int]) -> Transform:
+def pad_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
     """Train, ABE sec. 4: longer side to S * sides[0] / sides[1], padded to a square, a random S x S of it, flip.
 
     The padding has ImageNet's mean colour, hence is 0 where the network sees it.
@@ -88,7 +89,7 @@ def pad_crop(size: int, sides: tuple[int, int]) -> Transform:
     return Transform(PadSquare(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
 
 
-def resized_crop(size: int, sides: tuple[int, int]) -> Transform:
+def resized_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
     """Train, GSP supplement, after Musgrave et al. 2020 (MLRC): shorter side to S * sides[0] / sides[1], a random crop
     of 16 to 100 % of the area and aspect 3/4 to 4/3, resized to S x S, flip.
 
@@ -99,7 +100,7 @@ def resized_crop(size: int, sides: tuple[int, int]) -> Transform:
     return Transform(v2.Resize(_before(size, sides)), crop, v2.RandomHorizontalFlip())
 
 
-def multires_crop(size: int) -> Transform:
+def multires_crop(size: Pixels) -> Transform:
     """Train, DIABLO sec. 3.5: shorter side to a random 0.8 S to 1.8 S, a random S x S of it, flip.
 
     Where the resized image is smaller than the crop, it is padded with ImageNet's mean colour.
@@ -112,7 +113,7 @@ def multires_crop(size: int) -> Transform:
 _BILINEAR = v2.InterpolationMode.BILINEAR
 
 
-def _before(size: int, sides: tuple[int, int]) -> int:
+def _before(size: Pixels, sides: tuple[Pixels, Pixels]) -> int:
     """Raises UserError for sides that leave no crop."""
     if len(sides) != 2 or not sides[0] >= sides[1] > 0:
         raise UserError(

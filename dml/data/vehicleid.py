@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dml.data.official import Item, lines, records
-from dml.data.records import Records
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 # Papers print the first numbers; the lists that are handed out have the second.
@@ -21,7 +21,7 @@ TESTS = {
 
 
 def vehicleid(
-    root: str, test: Literal["small", "medium", "large"] = "small", strict: bool = True, unreadable: str = "stop"
+    root: str, test: Literal["small", "medium", "large"] = "small", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
     """Vehicles as classes; `protocol=vehicleid` draws the gallery.
 

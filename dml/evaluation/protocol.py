@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from dml.data.records import Records
-from dml.errors import UserError, true_or_false, whole_number
+from dml.errors import UserError
 from dml.evaluation.evaluator import Retrieval, Table, score
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
+from dml.ranges import Count, Few, Seed, Size, WholeNumber
 
 Part = Literal["test", "validation"]
 
@@ -70,31 +72,17 @@ class Conventional:
         *,
         select: Literal["last", "best_test", "val_classes"] = "last",
         criterion: Literal["recall@1", "map@r"] = "recall@1",
-        patience: int | None = None,
-        ks: Sequence[int] = (1, 2, 4, 8),
-        every: int = 100,
+        patience: Count | None = None,
+        ks: Sequence[Count] = (1, 2, 4, 8),
+        every: Count = 100,
         unit: Literal["steps", "epochs"] = "steps",
-        batch_size: int = 128,
+        batch_size: Size = 128,
         clustering: bool = True,
-        slices: int = 1,
+        slices: Few = 1,
         seen: bool = False,
     ) -> None:
-        true_or_false("protocol.clustering", clustering)
-        true_or_false("protocol.seen", seen)
-        if not ks or any(k < 1 for k in ks):
-            raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
         if 1 not in ks:
             raise UserError(f"protocol.ks={list(ks)} has to hold 1: checkpoints are compared by Recall@1.")
-        if every < 1 or batch_size < 1:
-            raise UserError(f"protocol.every={every} and protocol.batch_size={batch_size} have to be 1 or more.")
-        if unit not in ("steps", "epochs"):
-            raise UserError(f"protocol.unit={unit} has to be steps or epochs.")
-        if select not in ("last", "best_test", "val_classes"):
-            raise UserError(f"protocol.select={select} is unknown: choose last, best_test or val_classes.")
-        if criterion not in ("recall@1", "map@r"):
-            raise UserError(f"protocol.criterion={criterion} is unknown: choose recall@1 or map@r.")
-        if patience is not None:
-            whole_number("protocol.patience", patience, 1)
         self.select, self.criterion, self.patience = select, criterion, patience
         self.ks = tuple(ks)
         self.every, self.unit = every, unit
@@ -228,10 +216,8 @@ class OneImageGallery(Conventional):
         UserError: a number that is none.
     """
 
-    def __init__(self, *, draws: int = 10, seed: int = 0, **options: Any) -> None:
+    def __init__(self, *, draws: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
-        whole_number("protocol.draws", draws, 1)
-        whole_number("protocol.seed", seed, 0)
         self.draws, self.seed = draws, seed
 
     def split(self, records: Records) -> Split:
@@ -275,13 +261,10 @@ class RandomClassSplit(Conventional):
         UserError: a split that is not there.
     """
 
-    def __init__(self, *, split: int, splits: int = 10, seed: int = 0, **options: Any) -> None:
+    def __init__(self, *, split: WholeNumber, splits: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
         if self.select != "last":
             raise UserError("protocol.select cannot be chosen here: a random half of the training classes selects.")
-        whole_number("protocol.seed", seed, 0)
-        whole_number("protocol.splits", splits, 1)
-        whole_number("protocol.split", split, 0)
         if split >= splits:
             raise UserError(f"protocol.split={split} is none of the {splits} splits: they are 0 to {splits - 1}.")
         self.number, self.seed = split, seed
@@ -326,22 +309,18 @@ class MLRC(Conventional):
     def __init__(
         self,
         *,
-        fold: int,
-        repeat: int,
-        folds: int = 4,
-        repeats: int = 3,
+        fold: WholeNumber,
+        repeat: WholeNumber,
+        folds: Annotated[int, Field(ge=2, le=1024)] = 4,
+        repeats: Few = 3,
         arithmetic: Literal["linspace", "mlrc"] = "linspace",
         criterion: Literal["recall@1", "map@r"] = "map@r",
         **options: Any,
     ) -> None:
         super().__init__(criterion=criterion, **options)
         for one, many, value, number in (("fold", "folds", fold, folds), ("repeat", "repeats", repeat, repeats)):
-            whole_number(f"protocol.{many}", number, 2 if many == "folds" else 1)
-            whole_number(f"protocol.{one}", value, 0)
             if value >= number:
                 raise UserError(f"protocol.{one}={value} is none of the {number} {many}: they are 0 to {number - 1}.")
-        if arithmetic not in ("linspace", "mlrc"):
-            raise UserError(f"protocol.arithmetic={arithmetic} is unknown: choose linspace or mlrc.")
         if self.select != "last":
             raise UserError("protocol.select cannot be chosen with protocol=mlrc: it selects on a fold.")
         self.fold, self.folds, self.arithmetic = fold, folds, arithmetic

@@ -6,7 +6,8 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
+from dml.ranges import Positive, WholeNumber
 
 
 class Loss(nn.Module):
@@ -25,10 +26,9 @@ class Loss(nn.Module):
     """
 
     def __init__(
-        self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: float = 1.0, memory_from: int = 0
+        self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: Positive = 1.0, memory_from: WholeNumber = 0
     ) -> None:
         super().__init__()
-        whole_number("loss.memory_from", memory_from, 0)
         if memory_from and not isinstance(loss, CrossBatchMemory):
             raise UserError(f"loss.memory_from={memory_from} is for a loss with a memory: choose loss=xbm.")
         self.loss = loss

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.losses.functional import squared_distances
+from dml.ranges import Positive
 
 
 class DistanceWeighted(nn.Module):
@@ -21,7 +22,7 @@ class DistanceWeighted(nn.Module):
         nonzero_loss_cutoff: distance from which on negatives have no weight.
     """
 
-    def __init__(self, cutoff: float = 0.5, nonzero_loss_cutoff: float = 1.4) -> None:
+    def __init__(self, cutoff: Positive = 0.5, nonzero_loss_cutoff: Positive = 1.4) -> None:
         super().__init__()
         self.cutoff, self.nonzero_loss_cutoff = cutoff, nonzero_loss_cutoff
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from dml.errors import UserError
 from dml.losses import functional
+from dml.ranges import Number, Positive
 
 
 class SquaredContrastive(nn.Module):
@@ -18,15 +18,10 @@ class SquaredContrastive(nn.Module):
         margin: m_c of the paper.
         pairs: `all` pairs of the batch (`functional.contrastive`), or the `explicit` ones that the sampler
             `abe_pairs` drew (`functional.contrastive_of_pairs`).
-
-    Raises:
-        UserError: another choice.
     """
 
-    def __init__(self, margin: float = 1.0, pairs: Literal["all", "explicit"] = "all") -> None:
+    def __init__(self, margin: Positive = 1.0, pairs: Literal["all", "explicit"] = "all") -> None:
         super().__init__()
-        if pairs not in ("all", "explicit"):
-            raise UserError(f"loss.loss.pairs={pairs} is unknown: choose all or explicit.")
         self.margin = margin
         self.explicit = pairs == "explicit"
 
@@ -38,7 +33,7 @@ class SquaredContrastive(nn.Module):
 class BinomialDeviance(nn.Module):
     """`functional.binomial_deviance` (DIABLO, DeML)."""
 
-    def __init__(self, alpha: float = 2.0, beta: float = 0.5, gamma: float = 25.0) -> None:
+    def __init__(self, alpha: Positive = 2.0, beta: Number = 0.5, gamma: Positive = 25.0) -> None:
         super().__init__()
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
 

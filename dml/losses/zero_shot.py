@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import UserError, positive
+from dml.errors import UserError
+from dml.ranges import Positive
 
 
 class ZeroShotPrediction(nn.Module):
@@ -30,10 +31,8 @@ class ZeroShotPrediction(nn.Module):
         UserError: an option out of range; on a batch, fewer than two classes.
     """
 
-    def __init__(self, classes: int, width: int, ridge: float = 0.05, logit_scale: float = 1.0) -> None:
+    def __init__(self, classes: int, width: int, ridge: Positive = 0.05, logit_scale: Positive = 1.0) -> None:
         super().__init__()
-        positive("method.ridge", ridge)
-        positive("method.logit_scale", logit_scale)
         self.ridge, self.logit_scale = ridge, logit_scale
         self.embeddings = nn.Parameter(torch.empty(classes, width))
         nn.init.kaiming_normal_(self.embeddings)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.errors import not_negative, true_or_false
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
+from dml.ranges import Few, NotNegative
 
 
 class Ensemble(Method):
@@ -48,17 +48,14 @@ class Ensemble(Method):
         loss: NewLoss,
         dim: int,
         *,
-        M: int,
-        lambda_div: float,
-        margin_div: float,
+        M: Few,
+        lambda_div: NotNegative,
+        margin_div: NotNegative,
         branch: str | None,
         checkpointing: bool,
         **options: Any,
     ) -> None:
         d = share(dim, M, "method.M")
-        not_negative("method.lambda_div", lambda_div)
-        not_negative("method.margin_div", margin_div)
-        true_or_false("method.checkpointing", checkpointing)
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(M)], **options)
         self.M, self.d, self.lambda_div, self.margin_div = M, d, lambda_div, margin_div
         self.branch = branch or backbone.branch
@@ -117,8 +114,8 @@ class ABE(Ensemble):
         loss: NewLoss,
         dim: int,
         *,
-        M: int,
-        attention_depth: int | None = None,
+        M: Few,
+        attention_depth: Few | None = None,
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
@@ -155,9 +152,9 @@ class MHeads(Ensemble):
         loss: NewLoss,
         dim: int,
         *,
-        M: int,
+        M: Few,
         attention: bool = False,
-        attention_depth: int | None = None,
+        attention_depth: Few | None = None,
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
@@ -197,12 +194,11 @@ class MTails(Ensemble):
         loss: NewLoss,
         dim: int,
         *,
-        M: int,
-        perturbation: float = 0.01,
+        M: Few,
+        perturbation: NotNegative = 0.01,
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
-        not_negative("method.perturbation", perturbation)
         self.spatials = nn.ModuleList([self.spatial, *(copy.deepcopy(self.spatial) for _ in range(M - 1))])
         del self.spatial
         self.head = head(self.d)

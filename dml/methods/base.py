@@ -6,20 +6,22 @@ and `loss(d)`, which make a new head of width d and a new loss on embeddings of 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.distributed import gather
-from dml.errors import UserError, not_negative, positive, whole_number
+from dml.errors import UserError
 from dml.losses import Loss, functional
 from dml.models.gsp import GeneralizedSumPool
 from dml.models.heads import Head
+from dml.ranges import NotNegative, Positive
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -80,9 +82,8 @@ def share(dim: int, learners: int, option: str) -> int:
         option: that says how many learners there are, for the message.
 
     Raises:
-        UserError: no number of learners, or a width that they cannot share.
+        UserError: a width that they cannot share.
     """
-    whole_number(option, learners, 1)
     if dim % learners:
         raise UserError(
             f"head.dim={dim} is the width of all {learners} learners together: make it a positive multiple of "
@@ -105,9 +106,6 @@ class Method(LightningModule):
         unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
         warm_up: epochs of the sampler in which what is neither fresh nor of a loss rests (GSP section 1.6.7: 1 for
             losses on proxies).
-
-    Raises:
-        UserError: a rate that is no positive number, or a weight or a duration below 0.
     """
 
     def __init__(
@@ -115,18 +113,13 @@ class Method(LightningModule):
         normalize: nn.Module,
         losses: Sequence[Loss],
         optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-        lr: float,
-        head_lr_factor: float = 1.0,
-        activation_decay: float = 0.0,
-        unit_rows: float = 0.25,
-        warm_up: float = 0,
+        lr: Positive,
+        head_lr_factor: Positive = 1.0,
+        activation_decay: NotNegative = 0.0,
+        unit_rows: NotNegative = 0.25,
+        warm_up: Annotated[float, Field(ge=0, le=1e6)] = 0,
     ) -> None:
         super().__init__()
-        not_negative("method.warm_up", warm_up)
-        positive("method.lr", lr)
-        positive("method.head_lr_factor", head_lr_factor)
-        not_negative("method.activation_decay", activation_decay)
-        not_negative("method.unit_rows", unit_rows)
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
 from dml.distributed import gather_rows
-from dml.errors import UserError, not_negative, positive, true_or_false, whole_number
+from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
 from dml.methods.base import Groups, Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone
+from dml.ranges import Count, Few, Positive, Share
 
 log = logging.getLogger("dml")
 
@@ -126,12 +127,12 @@ class DCES(Method):
         loss: NewLoss,
         dim: int,
         *,
-        K: int,
-        T: int,
-        total_steps: int,
-        full_embedding_from: float = 0.9,
-        finetune_from: float = 0.9,
-        finetune_lr_factor: float = 1.0,
+        K: Few,
+        T: Count,
+        total_steps: Count,
+        full_embedding_from: Share = 0.9,
+        finetune_from: Share = 0.9,
+        finetune_lr_factor: Positive = 1.0,
         grouping: Literal["kmeans", "random", "labels"] = "kmeans",
         space: Literal["embedding", "features"] = "embedding",
         match: Literal["iou", "none"] = "iou",
@@ -140,19 +141,10 @@ class DCES(Method):
         **options: Any,
     ) -> None:
         width = share(dim, K, "method.K")
-        whole_number("method.T", T, 1)
-        positive("method.finetune_lr_factor", finetune_lr_factor)
-        true_or_false("method.split_embedding", split_embedding)
-        _one_of("grouping", grouping, ("kmeans", "random", "labels"))
-        _one_of("space", space, ("embedding", "features"))
-        _one_of("match", match, ("iou", "none"))
-        _one_of("assignments_from", assignments_from, ("fresh", "running"))
-        not_negative("method.full_embedding_from", full_embedding_from)
-        not_negative("method.finetune_from", finetune_from)
-        if not full_embedding_from <= finetune_from <= 1:
+        if full_embedding_from > finetune_from:
             raise UserError(
-                f"method.full_embedding_from={full_embedding_from} and method.finetune_from={finetune_from} are shares "
-                "of the training, 0 to 1, the first not after the second."
+                f"method.full_embedding_from={full_embedding_from} is after method.finetune_from={finetune_from}: both "
+                "are shares of the training, the first at most the second."
             )
         if (space, assignments_from) == ("features", "running"):
             raise UserError("method.assignments_from=running keeps embeddings: give method.space=embedding with it.")

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import UserError, not_negative, true_or_false, whole_number
+from dml.errors import UserError, whole_number
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, Region
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
+from dml.ranges import Few, NotNegative, Size
 
 
 class Scale(nn.Module):
@@ -123,24 +124,17 @@ class DeML(Method):
         loss: NewLoss,
         dim: int,
         *,
-        I: int,  # noqa: E741 (the paper's name)
-        J: int,
+        I: Few,  # noqa: E741 (the paper's name)
+        J: Few,
         channel_attention: bool = True,
         adversary: Literal["grl", "hinge", "none"] = "grl",
-        lambda_adv: float = 1.0,
-        adversary_width: int | None = None,
+        lambda_adv: NotNegative = 1.0,
+        adversary_width: Size | None = None,
         object_layers: list[str] | None = None,
         branch: str | None = None,
         checkpointing: bool = False,
         **options: Any,
     ) -> None:
-        whole_number("method.I", I, 1)
-        whole_number("method.J", J, 1)
-        true_or_false("method.channel_attention", channel_attention)
-        true_or_false("method.checkpointing", checkpointing)
-        not_negative("method.lambda_adv", lambda_adv)
-        if adversary not in ("grl", "hinge", "none"):
-            raise UserError(f"method.adversary={adversary} is unknown: choose grl, hinge or none.")
         d = dim // (I * J)
         if d < 1:
             raise UserError(f"head.dim={dim} leaves the {I * J} learners no dimension: make it {I * J} or more.")

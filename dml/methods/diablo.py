@@ -12,10 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dml.errors import UserError, positive, true_or_false
+from dml.errors import UserError
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.attention import Dictionary
 from dml.models.backbones.stages import Backbone, Stages
+from dml.ranges import Few, Positive
 
 
 class DIABLO(Method):
@@ -53,23 +54,16 @@ class DIABLO(Method):
         loss: NewLoss,
         dim: int,
         *,
-        N: int,
+        N: Few,
         selection: Literal["feature", "dimension"],
         attention: Literal["pre", "post"],
-        alpha: float,
+        alpha: Positive,
         shared_head: bool = False,
         branch: str | None = None,
-        attention_depth: int | None = None,
+        attention_depth: Few | None = None,
         checkpointing: bool = False,
         **options: Any,
     ) -> None:
-        if selection not in ("feature", "dimension"):
-            raise UserError(f"method.selection={selection} is unknown: choose feature or dimension.")
-        if attention not in ("pre", "post"):
-            raise UserError(f"method.attention={attention} is unknown: choose pre or post.")
-        positive("method.alpha", alpha)
-        true_or_false("method.shared_head", shared_head)
-        true_or_false("method.checkpointing", checkpointing)
         d = share(dim, N, "method.N")
         super().__init__(normalize=backbone.normalize, losses=[loss(dim)], **options)
         self.N, self.pre = N, attention == "pre"

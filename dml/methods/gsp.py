@@ -15,6 +15,7 @@ from dml.methods.base import NewHead, NewLoss, Shares
 from dml.methods.baseline import Baseline
 from dml.models.backbones.stages import Backbone
 from dml.models.gsp import GSPHead
+from dml.ranges import Count, Positive, Share
 
 
 class GSP(Baseline):
@@ -33,7 +34,7 @@ class GSP(Baseline):
         options: see `Method`.
 
     Raises:
-        UserError: another head, or a lambda outside 0..1.
+        UserError: another head.
     """
 
     head: GSPHead
@@ -45,17 +46,15 @@ class GSP(Baseline):
         loss: NewLoss,
         dim: int,
         *,
-        classes: int,
-        lambda_zs: float = 0.1,
-        ridge: float = 0.05,
-        logit_scale: float = 1.0,
+        classes: Count,
+        lambda_zs: Share = 0.1,
+        ridge: Positive = 0.05,
+        logit_scale: Positive = 1.0,
         **options: Any,
     ) -> None:
         super().__init__(backbone, head, loss, dim, **options)
         if not isinstance(self.head, GSPHead):
             raise UserError("method=gsp pools with head=gsp: give it, or choose method=baseline for another head.")
-        if not isinstance(lambda_zs, int | float) or not 0 <= lambda_zs <= 1:
-            raise UserError(f"method.lambda_zs={lambda_zs} is a share: give a number from 0 to 1.")
         self.lambda_zs = lambda_zs
         self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
         self.head.pooling.keeps_attributes = self.zero_shot is not None

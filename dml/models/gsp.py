@@ -3,33 +3,21 @@
 B images, n = h w locations, d width of a local embedding, m prototypes.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.distributed import gather_rows
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.models.heads import LocalHead
 from dml.models.precision import without_autocast
-from dml.models.transport import check, transport_plan
+from dml.models.transport import transport_plan
+from dml.ranges import Size, WholeNumber
 
 SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
-
-
-class GSPHead(LocalHead):
-    """Local embeddings, pooled by `GeneralizedSumPool`: `[B,C,h,w] -> [B,d]`.
-
-    Args:
-        in_channels, dim: see `LocalHead`.
-        options: see `GeneralizedSumPool`.
-    """
-
-    pooling: "GeneralizedSumPool"
-
-    def __init__(self, in_channels: int, dim: int, **options: Any) -> None:
-        super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
 
 
 class GeneralizedSumPool(nn.Module):
@@ -52,7 +40,7 @@ class GeneralizedSumPool(nn.Module):
         init_steps: with `kcenter`; the released TensorFlow code has 4096.
 
     Raises:
-        UserError: an option out of range.
+        UserError: more prototypes than `kcenter` chooses among.
     """
 
     pooled: Tensor
@@ -60,23 +48,16 @@ class GeneralizedSumPool(nn.Module):
     def __init__(
         self,
         dim: int,
-        m: int = 64,
-        mu: float = 0.3,
-        eps: float = 5.0,
+        m: Size = 64,
+        mu: Annotated[float, Field(gt=0, le=1)] = 0.3,
+        eps: Annotated[float, Field(gt=0, le=1000)] = 5.0,
         solver: Literal["newton", "fixed_point"] = "newton",
-        iterations: int | None = None,
+        iterations: Annotated[int, Field(ge=1, le=10_000)] | None = None,
         then: Literal["sum", "max", "gemean"] = "sum",
         init: Literal["random", "kcenter"] = "random",
-        init_steps: int = 0,
+        init_steps: WholeNumber = 0,
     ) -> None:
         super().__init__()
-        whole_number("head.m", m, 1)
-        whole_number("head.init_steps", init_steps, 0)
-        check(mu, eps, solver, iterations)
-        if then not in ("sum", "max", "gemean"):
-            raise UserError(f"head.then={then} is unknown: choose sum, max or gemean.")
-        if init not in ("random", "kcenter"):
-            raise UserError(f"head.init={init} is unknown: choose random or kcenter.")
         if init == "kcenter" and m > SEEDS:
             raise UserError(f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses among.")
         self.mu, self.eps, self.solver, self.iterations, self.then = mu, eps, solver, iterations, then
@@ -141,6 +122,21 @@ class GeneralizedSumPool(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.waiting, self.steps, self.kept = state["waiting"], state["steps"], state["kept"]
+
+
+class GSPHead(LocalHead):
+    """Local embeddings, pooled by `GeneralizedSumPool`: `[B,C,h,w] -> [B,d]`.
+
+    Args:
+        in_channels, dim: see `LocalHead`.
+        options: see `GeneralizedSumPool`.
+    """
+
+    options_of = GeneralizedSumPool
+    pooling: GeneralizedSumPool
+
+    def __init__(self, in_channels: int, dim: int, **options: Any) -> None:
+        super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
 
 
 def k_centres(points: Tensor, count: int) -> Tensor:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
+from dml.ranges import Size
 
 
 class Head(nn.Module):
@@ -16,7 +17,7 @@ class Head(nn.Module):
         dim: d, the width of the learner.
     """
 
-    def __init__(self, pooling: nn.Module, in_channels: int, dim: int) -> None:
+    def __init__(self, pooling: nn.Module, in_channels: int, dim: Size) -> None:
         super().__init__()
         self.pooling = pooling
         self.dim = dim
@@ -43,7 +44,7 @@ class LocalHead(Head):
     """
 
     def __init__(
-        self, pooling: nn.Module | Callable[..., nn.Module], in_channels: int, dim: int, prototypes: int | None = None
+        self, pooling: nn.Module | Callable[..., nn.Module], in_channels: int, dim: Size, prototypes: Size | None = None
     ) -> None:
         sizes = [dim] if prototypes is None else [_part(dim, prototypes), prototypes]
         made = pooling if isinstance(pooling, nn.Module) else pooling(*sizes)
@@ -59,7 +60,6 @@ class LocalHead(Head):
 
 
 def _part(dim: int, prototypes: int) -> int:
-    whole_number("head.prototypes", prototypes, 1)
     if dim % prototypes:
         raise UserError(
             f"head.dim={dim}: a learner is one vector for each of the {prototypes} prototypes, so make its width a "

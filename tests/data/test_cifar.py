@@ -135,10 +135,6 @@ def test_the_names_of_old_numpy(python: Path) -> None:
 def test_mistakes_are_told(binary: Path, python: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no CIFAR-100 in .*put train\.bin"):
         cifar100(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"dataset\.kind=mosaic"):
-        cifar_collage(str(binary), "mosaic")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"dataset\.seed=-1"):
-        cifar_collage(str(binary), seed=-1)
     whole = (binary / "train.bin").read_bytes()
     (binary / "train.bin").write_bytes(whole[:-1])
     with pytest.raises(UserError, match=r"train\.bin has 1,536,999 bytes where CIFAR-100 has 1,537,000"):

@@ -55,11 +55,6 @@ def test_what_no_dataset_may_be(labels: list[int], roles: list[str], sentence: s
         records(labels, roles)
 
 
-def test_unknown_remedy_for_unreadable_files() -> None:
-    with pytest.raises(UserError, match=r"dataset\.unreadable is 'ignore': use stop or skip"):
-        records([0, 1], ["train", "test"], unreadable="ignore")
-
-
 def test_an_image_that_does_not_open_is_named() -> None:
     def broken(row: int) -> Image.Image:
         raise SyntaxError("not a PNG")

@@ -196,9 +196,3 @@ def test_splits_that_cannot_be() -> None:
         RandomClassSplit(split=10)
     with pytest.raises(UserError, match="x has 1 training class: half of them cannot be held out"):
         RandomClassSplit(split=0).split(many_classes(1))
-
-
-@pytest.mark.parametrize("options", [{"ks": [0, 1]}, {"ks": []}, {"every": 0}, {"batch_size": 0}, {"unit": "hours"}])
-def test_bad_options(options: dict) -> None:
-    with pytest.raises(UserError, match=r"protocol\."):
-        Conventional(**options)

@@ -83,11 +83,7 @@ def test_folds_are_the_same_in_other_processes() -> None:
     [
         ({"fold": 4, "repeat": 0}, "fold=4 is none of the 4 folds: they are 0 to 3"),
         ({"fold": 0, "repeat": 3}, "repeat=3 is none of the 3 repeats"),
-        ({"fold": 0, "repeat": 0, "folds": 1}, r"protocol\.folds=1"),
-        ({"fold": 0, "repeat": 0, "arithmetic": "round"}, "arithmetic=round is unknown"),
         ({"fold": 0, "repeat": 0, "select": "best_test"}, "selects on a fold"),
-        ({"fold": 0, "repeat": 0, "patience": 0}, r"protocol\.patience=0"),
-        ({"fold": 0, "repeat": 0, "criterion": "nmi"}, "criterion=nmi is unknown"),
     ],
 )
 def test_folds_that_are_none(options: dict, said: str) -> None:
@@ -112,8 +108,6 @@ def test_the_last_quarter_for_validation(classes: int, held: list[int]) -> None:
 
 
 def test_an_unknown_selection() -> None:
-    with pytest.raises(UserError, match=r"protocol\.select=first is unknown"):
-        Conventional(select="first")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"criterion=map@r is no figure of this protocol"):
         OneImageGallery(criterion="map@r").split(records(4))
     with pytest.raises(UserError, match="a random half of the training classes selects"):

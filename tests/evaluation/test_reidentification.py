@@ -181,8 +181,6 @@ def test_data_without_cameras_or_gallery_is_told() -> None:
         AcrossCameras().split(market(["train", "test", "test", "test"], [0, 1, 2, 3]))
     with pytest.raises(UserError, match="is alone in its class"):
         OneImageGallery().split(market(["train", "test", "test"], None))
-    with pytest.raises(UserError, match=r"protocol\.draws=0"):
-        OneImageGallery(draws=0)
 
 
 def two_cameras(**_: object) -> Records:

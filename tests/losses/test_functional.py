@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dml.errors import UserError
 from dml.losses import functional
 from dml.losses.pairwise import SquaredContrastive
 
@@ -44,11 +43,6 @@ def test_contrastive_of_drawn_pairs_is_equation_10(batch: tuple[torch.Tensor, to
     found = SquaredContrastive(margin, pairs="explicit")(embeddings, labels)
     assert found.item() == pytest.approx(total / 8, rel=1e-12)
     assert SquaredContrastive(margin)(embeddings, labels).item() > 2 * found.item()
-
-
-def test_an_unknown_choice_of_pairs() -> None:
-    with pytest.raises(UserError, match=r"pairs=some is unknown: choose all or explicit"):
-        SquaredContrastive(pairs="some")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])

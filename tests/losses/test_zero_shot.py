@@ -80,9 +80,3 @@ def test_gradients() -> None:
         return torch.func.functional_call(loss, {"embeddings": upsilon}, (z, labels))
 
     assert torch.autograd.gradcheck(value, (attributes, loss.embeddings.detach().requires_grad_()))
-
-
-@pytest.mark.parametrize(("options", "words"), [((0.0, 1.0), r"ridge=0.0"), ((0.05, -1.0), r"logit_scale=-1.0")])
-def test_options_out_of_range(options: tuple[float, float], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        ZeroShotPrediction(4, 3, *options)

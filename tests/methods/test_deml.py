@@ -235,13 +235,13 @@ def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[...
 
 def test_mistakes_are_told(method_of: MethodOf) -> None:
     for options, sentence in (
-        (["method.I=0"], r"method\.I=0 has to be a whole number between 1"),
-        (["method.J=0"], r"method\.J=0 has to be a whole number between 1"),
+        (["method.I=0"], r"method\.I=0 has to be at least 1"),
+        (["method.J=0"], r"method\.J=0 has to be at least 1"),
         (["method.I=5", "method.J=5"], r"head\.dim=24 leaves the 25 learners no dimension: make it 25 or more"),
         (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to be a list of stages .* block1, block2"),
-        (["method.object_layers=block4"], r"object_layers=block4 has to be a list of stages .* as \[block4\]"),
+        (["method.object_layers=block4"], r"object_layers=block4 has to be a list"),
         (["method.channel_attention=no"], r"method\.channel_attention=no has to be true or false"),
-        (["method.adversary=chess"], r"method\.adversary=chess is unknown: choose grl, hinge or none"),
+        (["method.adversary=chess"], r"method\.adversary=chess has to be 'grl', 'hinge' or 'none'"),
         (["method.adversary_width=2"], r"method\.adversary_width=2 has to be a whole number between 3"),
         (["method.lambda_adv=-1"], r"method\.lambda_adv=-1"),
         (["method.activation_decay=-1"], r"method\.activation_decay=-1"),

@@ -224,9 +224,9 @@ def test_other_backbones(method_of: MethodOf, backbone: str, attention: str) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["method.selection=both"], "selection=both is unknown: choose feature or dimension"),
-        (["method.attention=during"], "attention=during is unknown: choose pre or post"),
-        (["method.alpha=0"], r"method\.alpha=0 has to be a positive number"),
+        (["method.selection=both"], "selection=both has to be 'feature' or 'dimension'"),
+        (["method.attention=during"], "attention=during has to be 'pre' or 'post'"),
+        (["method.alpha=0"], r"method\.alpha=0 has to be above 0"),
         (["method.branch=nowhere"], r"nowhere.*choose one of block1, block2, block3"),
         (["method.attention_depth=3"], r"choose a depth of 1 to 2 \(block3, block4\)"),
         (["method.attention=post", "method.branch=block1", "method.attention_depth=1"], "ends phi at 'block2'"),

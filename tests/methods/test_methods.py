@@ -61,7 +61,7 @@ def test_width_that_learners_cannot_share(method_of: MethodOf, name: str) -> Non
     learners = {"diablo": "N", "dces": "K"}.get(name, "M")
     with pytest.raises(UserError, match=r"head\.dim=24 .* 5 learners .* for example head\.dim=25"):
         method_of(f"method={name}", f"method.{learners}=5")
-    with pytest.raises(UserError, match=rf"method\.{learners}=0 has to be a whole number"):
+    with pytest.raises(UserError, match=rf"method\.{learners}=0 has to be at least 1"):
         method_of(f"method={name}", f"method.{learners}=0")
 
 

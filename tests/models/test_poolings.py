@@ -228,24 +228,13 @@ def test_prototypes_share_the_width() -> None:
     assert head(torch.rand(3, 6, 2, 2)).shape == (3, 16)
     with pytest.raises(UserError, match=r"head\.dim=16.*5 prototypes"):
         LocalHead(VLAD, 6, 16, prototypes=5)
-    with pytest.raises(UserError, match=r"head\.prototypes=0"):
-        LocalHead(VLAD, 6, 16, prototypes=0)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Weldon(0), "k=0"),
-        (lambda: GeneralizedMaxPool(0.0), "ridge=0.0"),
-        (lambda: CBAM(4, 0), "reduction=0"),
-        (lambda: DeLF(4, 0), "hidden=0"),
-        (lambda: GSoP(4, 0), "reduced=0"),
         (lambda: SOLAR(4, 8), "reduction=8"),
         (lambda: TransformerPool(6, 1, 4), "heads=4"),
-        (lambda: TransformerPool(8, 0), "layers=0"),
-        (lambda: VLAD(4, 2, alpha=0.0), "alpha=0.0"),
-        (lambda: TransportPool(4, 2, eps=0.0), "eps=0.0"),
-        (lambda: TransportPool(4, 2, iterations=0), "iterations=0"),
     ],
 )
 def test_options_out_of_range(make: object, words: str) -> None:

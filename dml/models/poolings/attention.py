@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.models.poolings.means import GeneralizedMeanPool
+from dml.ranges import Few, Size
 
 
 class CBAM(nn.Module):
@@ -20,9 +21,8 @@ class CBAM(nn.Module):
         reduction: the perceptron's hidden layer has d / reduction units.
     """
 
-    def __init__(self, dim: int, reduction: int = 16) -> None:
+    def __init__(self, dim: Size, reduction: Size = 16) -> None:
         super().__init__()
-        whole_number("head.pooling.reduction", reduction, 1)
         hidden = max(1, dim // reduction)
         self.channels = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim))
         self.space = nn.Conv2d(2, 1, 7, padding=3)
@@ -43,9 +43,8 @@ class DeLF(nn.Module):
         hidden: channels of the first layer.
     """
 
-    def __init__(self, dim: int, hidden: int = 512) -> None:
+    def __init__(self, dim: Size, hidden: Size = 512) -> None:
         super().__init__()
-        whole_number("head.pooling.hidden", hidden, 1)
         self.score = nn.Sequential(nn.Conv2d(dim, hidden, 1), nn.ReLU(inplace=True), nn.Conv2d(hidden, 1, 1))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -61,9 +60,8 @@ class GSoP(nn.Module):
         reduced: channels of which the covariance is taken.
     """
 
-    def __init__(self, dim: int, reduced: int = 64) -> None:
+    def __init__(self, dim: Size, reduced: Few = 64) -> None:
         super().__init__()
-        whole_number("head.pooling.reduced", reduced, 1)
         self.reduce = nn.Sequential(nn.Conv2d(dim, reduced, 1), nn.BatchNorm2d(reduced), nn.ReLU(inplace=True))
         self.rows = nn.Conv1d(reduced, 4 * reduced, reduced, groups=reduced)  # each row of the covariance to 4 numbers
         self.excite = nn.Linear(4 * reduced, dim)
@@ -87,9 +85,8 @@ class SOLAR(nn.Module):
         reduction: queries and keys have d / reduction channels.
     """
 
-    def __init__(self, dim: int, reduction: int = 2) -> None:
+    def __init__(self, dim: Size, reduction: Size = 2) -> None:
         super().__init__()
-        whole_number("head.pooling.reduction", reduction, 1)
         if reduction > dim:
             raise UserError(f"head.pooling.reduction={reduction} leaves {dim} channels none: make it {dim} or less.")
         inner = dim // reduction

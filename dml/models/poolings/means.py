@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import positive, whole_number
 from dml.models.precision import without_autocast
+from dml.ranges import Count, Positive
 
 
 class AvgMaxPool(nn.Module):
@@ -28,9 +28,8 @@ class GeneralizedMeanPool(nn.Module):
         eps: features are clamped from below at this value, so that the power has a gradient.
     """
 
-    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+    def __init__(self, p: Positive = 3.0, eps: Positive = 1e-6) -> None:
         super().__init__()
-        positive("head.pooling.p", p)
         self.p = nn.Parameter(torch.tensor([float(p)]))
         self.eps = eps
 
@@ -47,9 +46,8 @@ class Weldon(nn.Module):
         k: as many as there are, where there are fewer.
     """
 
-    def __init__(self, k: int = 3) -> None:
+    def __init__(self, k: Count = 3) -> None:
         super().__init__()
-        whole_number("head.pooling.k", k, 1)
         self.k = k
 
     def forward(self, features: Tensor) -> Tensor:
@@ -68,9 +66,8 @@ class GeneralizedMaxPool(nn.Module):
         ridge: towards infinity the direction is that of the sum of embeddings, towards 0 products are equalised.
     """
 
-    def __init__(self, ridge: float = 1.0) -> None:
+    def __init__(self, ridge: Positive = 1.0) -> None:
         super().__init__()
-        positive("head.pooling.ridge", ridge)
         self.ridge = ridge
 
     def forward(self, features: Tensor) -> Tensor:

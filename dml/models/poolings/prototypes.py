@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import positive, whole_number
 from dml.models.precision import without_autocast
+from dml.ranges import Few, Positive
 
 
 class VLAD(nn.Module):
@@ -24,9 +24,8 @@ class VLAD(nn.Module):
         alpha: the assignment starts as that of `-alpha |f - w_k|^2` (eq. 2).
     """
 
-    def __init__(self, dim: int, prototypes: int, alpha: float = 1.0) -> None:
+    def __init__(self, dim: int, prototypes: int, alpha: Positive = 1.0) -> None:
         super().__init__()
-        positive("head.pooling.alpha", alpha)
         self.prototypes = nn.Parameter(F.normalize(torch.randn(prototypes, dim)))
         self.assign = nn.Linear(dim, prototypes)
         with torch.no_grad():
@@ -53,10 +52,8 @@ class TransportPool(nn.Module):
         iterations: of Sinkhorn.
     """
 
-    def __init__(self, dim: int, prototypes: int, eps: float = 5.0, iterations: int = 25) -> None:
+    def __init__(self, dim: int, prototypes: int, eps: Positive = 5.0, iterations: Few = 25) -> None:
         super().__init__()
-        positive("head.pooling.eps", eps)
-        whole_number("head.pooling.iterations", iterations, 1)
         self.eps, self.iterations = eps, iterations
         self.prototypes = nn.Parameter(F.normalize(torch.randn(prototypes, dim)))
 

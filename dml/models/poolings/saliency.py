@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.ranges import Positive
+
 
 class CroW(nn.Module):
     """Cross-dimensional weighting (Kalantidis et al., ECCVW 2016, section 4): `[B,C,h,w] -> [B,C]`.
@@ -19,7 +21,7 @@ class CroW(nn.Module):
         eps: keeps quotients finite.
     """
 
-    def __init__(self, eps: float = 1e-6) -> None:
+    def __init__(self, eps: Positive = 1e-6) -> None:
         super().__init__()
         self.eps = eps
 

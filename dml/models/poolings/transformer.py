@@ -4,7 +4,8 @@ import torch
 from timm.layers import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
+from dml.ranges import Few
 
 
 class TransformerPool(nn.Module):
@@ -22,10 +23,8 @@ class TransformerPool(nn.Module):
         UserError: a width that the heads or the places' code cannot share.
     """
 
-    def __init__(self, dim: int, layers: int = 1, heads: int = 4) -> None:
+    def __init__(self, dim: int, layers: Few = 1, heads: Few = 4) -> None:
         super().__init__()
-        whole_number("head.pooling.layers", layers, 1)
-        whole_number("head.pooling.heads", heads, 1)
         if dim % heads or dim % 4:
             raise UserError(f"head.pooling.heads={heads}: a learner's width {dim} has to be a multiple of it and of 4.")
         self.token = nn.Parameter(torch.zeros(1, 1, dim))

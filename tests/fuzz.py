@@ -1,0 +1,82 @@
+"""Every option of a configuration with values that it does not mean."""
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from dml.command import CONF
+from dml.errors import UserError
+from dml.train import run
+from tests.conftest import TINY
+
+WRONG: dict[str, Any] = {
+    "wrong type": "abc",
+    "word for a truth value": "no",
+    "truth value": True,
+    "negative": -1,
+    "0": 0,
+    "fraction": 2.5,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "huge": 10**9,
+    "huge fraction": 1e300,
+    "empty": "",
+    "list": [],
+    "null": None,
+}
+# What decides where a run is, or has no wrong value, is tried elsewhere.
+LEFT_OUT = ("paths.", "download", "runtime", "hydra", "logger", "dataset.root", "dataset.name", "trainer.max_steps")
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[*TINY, "trainer.max_steps=2", "protocol.every=2", *overrides])
+
+
+def leaves(config: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all options, references among them."""
+    for name in config:
+        option = f"{prefix}{name}"
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and node._is_none() is False and not node._is_interpolation():
+            yield from leaves(node, f"{option}.")
+        elif not option.startswith(LEFT_OUT):
+            yield option
+
+
+def tried(overrides: list[str], option: str, value: Any, folder: Path) -> str:
+    """What a run does: `refused`, `trained`, or what went wrong, with the sentence or exception."""
+    config = composed(*overrides, f"paths.output_dir={folder}", f"paths.cache_dir={folder.parent / 'cache'}")
+    OmegaConf.set_struct(config, False)
+    OmegaConf.update(config, option, value, force_add=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            run(config, [])
+    except UserError as mistake:
+        sentence = str(mistake)
+        if "\n" in sentence:
+            return f"several lines: {sentence}"
+        words = {option, option.rpartition(".")[2], option.removesuffix("._target_")}
+        return "refused" if any(word in sentence for word in words) else f"names no option: {sentence}"
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return "trained"
+
+
+def all_of(overrides: list[str], options: list[str], folder: Path) -> tuple[Counter[str], list[str]]:
+    """Counts of refused, trained and other, and a line for each of the others."""
+    counts: Counter[str] = Counter()
+    others = []
+    for option in options:
+        for name, value in WRONG.items():
+            outcome = tried(overrides, option, value, folder / f"run{sum(counts.values())}")
+            counts[outcome if outcome in ("refused", "trained") else "other"] += 1
+            if outcome not in ("refused", "trained"):
+                others.append(f"{' '.join(overrides)} {option}={value!r} ({name}): {outcome}")
+    return counts, others

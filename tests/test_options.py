@@ -1,0 +1,138 @@
+"""Options are compared with what takes them, before anything is built or written."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from dml.command import CONF
+from dml.errors import UserError
+from dml.options import check, compare, filled, parameters
+
+GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
+CHOICES = [f"{file.parent.name}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:0.5},triplet:0.1,xbm:1600}"]
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", overrides=[*overrides, *TUNED])
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+def root_of(choice: str) -> list[str]:
+    return ["dataset.root=photos"] if choice == "dataset=folder" else []
+
+
+def values(node: Any, option: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Options below a node: dotted name, value, and the node that holds it."""
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from values(value, f"{option}.{name}")
+        else:
+            yield f"{option}.{name}", value, node
+
+
+def wrong(value: Any) -> list[Any]:
+    nowhere = [float("nan"), float("inf"), [[]], {"a": 1}]
+    if isinstance(value, bool):
+        return [*nowhere, "no", "abc", 2]
+    return [*nowhere, "abc", 1e300, -1e300, True] if isinstance(value, int | float) else [*nowhere, True]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
+    """A glob: a new file is covered the moment it is there."""
+    container = filled(composed(choice, *root_of(choice)))
+    compare(container)
+    group = choice.partition("=")[0]
+    for option, value, node in values(container[group], group):
+        if value is None:
+            continue
+        name = option.rpartition(".")[2]
+        for bad in wrong(value):
+            node[name] = bad
+            with pytest.raises(UserError, match=f"^{re.escape(option)}") as caught:
+                compare(container)
+            assert "\n" not in str(caught.value)
+        node[name] = value
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("image_sise", 64, "image_sise is no option: did you mean image_size."),
+        ("scheduler", "cosine", "scheduler is no option"),
+        ("method.optimizer.foo", 1, "method.optimizer.foo is no option of AdamW"),
+        ("loss.miner.epsilom", 1, "loss.miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
+        ("method.head", 3, "method.head is not set by hand"),
+        ("sampler.seed", 3, "sampler.seed is not set by hand"),
+        ("head.in_channels", 3, "head.in_channels is not set by hand"),
+        ("head._target_", "dml.models.heads.Haed", "head._target_=dml.models.heads.Haed names nothing"),
+        ("head._target_", 3, "head._target_=3 names nothing"),
+        ("head._target_", "math.pi", "head._target_=math.pi is no class and no function"),
+        ("head._args_", [1], "head._args_ cannot be set"),
+        ("head.pooling", 3, "head.pooling=3 has to be a component"),
+        ("head", None, "head=null is no component"),
+        ("method", "abe", "method=abe is no component"),
+        ("method.attention", "no", "method.attention=no has to be"),
+        ("loss.loss.learn_beta", "no", "loss.loss.learn_beta=no has to be true or false"),
+        ("trainer.deterministic", "no", "trainer.deterministic=no has to be true or false or 'warn'"),
+        ("loss.lr_factor", -1, "loss.lr_factor=-1 has to be above 0"),
+        ("loss.loss.alpha", 0, "loss.loss.alpha=0 has to be above 0"),
+        ("loss.loss.margin", float("nan"), "loss.loss.margin=NaN has to be a finite number"),
+        ("loss.miner.epsilon", float("nan"), "loss.miner.epsilon=NaN has to be a finite number"),
+        ("protocol.every", 2.5, "protocol.every=2.5 has to be a whole number"),
+        ("protocol.every", float("nan"), "protocol.every=NaN has to be a whole number"),
+        ("protocol.ks", [1, 1.5], "protocol.ks=[1, 1.5] has to be ([1] of it) a whole number"),
+        ("protocol.ks", [0, 1], "protocol.ks=[0, 1] has to be ([0] of it) at least 1"),
+        ("protocol.batch_size", float("nan"), "protocol.batch_size=NaN has to be a whole number"),
+        ("method.optimizer.weight_decay", -1, "method.optimizer.weight_decay=-1 has to be at least 0"),
+        ("transform.test.size", 0, "transform.test.size=0 has to be at least 1"),
+        ("head.pooling.output_size", "abc", "head.pooling.output_size=abc has to be a whole number"),
+        ("head.pooling.output_size", 2, "head.pooling.output_size=2 has to be at most 1"),
+        ("trainer.gradient_clip_val", float("nan"), "trainer.gradient_clip_val=NaN has to be a finite number"),
+        ("method.lambda_zs", 1.5, "method.lambda_zs=1.5 has to be at most 1"),
+        ("head.mu", 0, "head.mu=0 has to be above 0"),
+        ("head.solver", "simplex", "head.solver=simplex has to be 'newton' or 'fixed_point'"),
+        ("head.iterations", 0, "head.iterations=0 has to be at least 1"),
+        ("protocol.folds", 1, "protocol.folds=1 has to be at least 2"),
+        ("protocol.patience", 0, "protocol.patience=0 has to be at least 1"),
+        ("dataset.unreadable", "ignore", "dataset.unreadable=ignore has to be 'stop' or 'skip'"),
+        ("seed", "abc", "seed=abc has to be a whole number"),
+        ("image_size", None, "image_size=null has to be a whole number"),
+    ],
+)
+def test_the_sentence(option: str, value: Any, sentence: str) -> None:
+    chosen = {
+        "method.attention": ["method=mheads_att"],
+        "method.lambda_zs": ["method=gsp"],
+        "head.mu": ["head=gsp"],
+        "head.solver": ["head=gsp"],
+        "head.iterations": ["head=gsp"],
+        "protocol.folds": ["protocol=mlrc"],
+        "dataset.unreadable": ["dataset=birds100"],
+        "loss.loss.learn_beta": ["method=baseline", "loss=margin"],
+        "loss.loss.margin": ["method=baseline", "loss=margin"],
+    }
+    config = composed(*chosen.get(option, ["method=baseline"]))
+    check(config)
+    OmegaConf.update(config, option, value, force_add=True)
+    with pytest.raises(UserError) as caught:
+        check(config)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_remark_may_be_anything() -> None:
+    check(composed("+note=a/b"))
+
+
+def test_options_that_are_passed_on_are_known() -> None:
+    assert {"lambda_div", "checkpointing", "lr", "warm_up"} <= parameters("dml.methods.abe.ABE").keys()
+    assert {"m", "mu", "eps", "dim"} <= parameters("dml.models.gsp.GSPHead").keys()
+    assert {"margin", "embedding_reg_weight"} <= parameters("pytorch_metric_learning.losses.MarginLoss").keys()
+    assert "collect_stats" in parameters("pytorch_metric_learning.losses.MarginLoss")
