@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.records import Records, decode
+from dml.data.images import SUFFIXES, decode
+from dml.data.records import Records
 from dml.errors import UserError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 
 
 def folder(
