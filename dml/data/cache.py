@@ -108,8 +108,8 @@ def build(records: Records, rows: np.ndarray, transform: Transform, settings: st
             _fill(folder, records, rows, transform)
     except OSError as error:
         raise UserError(
-            f"The image cache {folder} cannot be written or read ({error.strerror}): make room, choose another folder with "
-            "paths.cache_dir=FOLDER, or set dataset.cache=none."
+            f"The image cache {folder} cannot be written or read ({error.strerror}): make room, choose another folder "
+            "with paths.cache_dir=FOLDER, or set dataset.cache=none."
         ) from error
     return ImageCache(folder, rows)
 
