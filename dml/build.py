@@ -22,6 +22,7 @@ from dml.data.cache import build as build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.records import Records
+from dml.data.splits import check_split
 from dml.data.transforms import Transform
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional, Split
@@ -77,6 +78,7 @@ def build(config: DictConfig) -> Parts:
     protocol: Conventional = make(config.protocol)
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
+    check_split(records, split)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)

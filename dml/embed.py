@@ -22,8 +22,7 @@ from tqdm import tqdm
 
 from dml.build import _check_targets, load, make
 from dml.command import stop
-from dml.data.folder import SUFFIXES
-from dml.data.records import decode, quiet
+from dml.data.images import SUFFIXES, decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, whole_number
 from dml.files import beside
@@ -183,7 +182,7 @@ def _opened(transform: Transform, files: Sequence[Path], batch_size: int) -> Ite
         try:
             return transform(decode(str(file)))
         except Exception as error:  # whatever PIL's decoders raise
-            return " ".join(str(error).split()) or type(error).__name__
+            return reason(error)
 
     parts = [files[at : at + batch_size] for at in range(0, len(files), batch_size)]
     with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -208,7 +207,7 @@ def shown(path: str | Path) -> str:
 def image_files(places: Iterable[Path]) -> list[Path]:
     """Files as they are, and the images in folders and below them, in the order of their paths; each once.
 
-    Of folders, hidden entries and files without an image suffix (`dml.data.folder.SUFFIXES`) are passed over.
+    Of folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
 
     Raises:
         UserError: what is not there, or a folder without images.

@@ -192,8 +192,9 @@ def log_pictures(loggers: list[Logger], pictures: dict[str, Path], step: int) ->
                 logger.log_image(key=name, images=[str(path)])
         elif isinstance(logger, TensorBoardLogger):
             import numpy as np
-            from PIL import Image
+
+            from dml.data.images import decode
 
             for name, path in pictures.items():
-                pixels = np.asarray(Image.open(path).convert("RGB"))
+                pixels = np.asarray(decode(str(path)))
                 logger.experiment.add_image(name, pixels, step, dataformats="HWC")

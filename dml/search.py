@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dml.command import stop
-from dml.data.records import decode, quiet
+from dml.data.images import decode, quiet
 from dml.embed import (
     BATCH,
     Trained,

@@ -414,8 +414,7 @@ class Course(Callback):
             | _renamed(state["best"], f"best_on_{self.watched}", of=self.watched)
             | {f"best_on_{self.watched}/step": state["best_step"]}
             | _renamed(state["untrained"], "untrained")
-            | {"data/train/images": data.train_images, "data/train/classes": data.train_classes}
-            | {"data/test/images": data.test_images, "data/test/classes": data.test_classes}
+            | data.sizes
             | {f"model/{name}": value for name, value in self.parts.complexity.items()}
             | {"run/steps": self.last_step, "run/devices": trainer.world_size, "run/seconds": state["seconds"]}
             | {"run/seconds_between_steps": state["seconds_between_steps"]}

@@ -137,9 +137,9 @@ def test_overlays_sweep_options_that_their_method_has(path: Path) -> None:
         for overrides in product(*values):
             config = compose("config", overrides=[f"sweep={path.stem}", *overrides, "runtime.train_classes=4"])
             build_method(config)
-        on_photographs = compose("config", overrides=["experiment=abe_cars_crops", f"sweep={path.stem}"])
+        on_photographs = compose("config", overrides=["experiment=abe_cars_small", f"sweep={path.stem}"])
     assert on_photographs.method["_target_"] == config.method["_target_"]
-    assert on_photographs.dataset.name == "cars_crops"
+    assert on_photographs.dataset["_target_"] == "dml.data.cars196.cars196"
 
 
 def test_names_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

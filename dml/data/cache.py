@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,17 @@ from PIL import Image
 from tqdm import tqdm
 
 from dml.data.check import stamp
-from dml.data.records import Records, quiet
+from dml.data.images import VERSION, quiet
+from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.errors import UserError
 
 PLACE = np.dtype([("at", "<i8"), ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])
-DAMAGED = "The image cache {} is damaged: delete it, and it is made again."
 CHUNK = 256  # images between two entries in the journal
+
+
+class Damaged(Exception):
+    """A cache that is to be made again."""
 
 
 class ImageCache:
@@ -37,18 +41,26 @@ class ImageCache:
         rows: `[n]`, those that it was built of, in that order.
 
     Raises:
-        UserError: a damaged file.
+        Damaged: files that are not there, or damaged.
+        OSError: files that cannot be read.
     """
 
     def __init__(self, folder: Path, rows: np.ndarray) -> None:
         try:
-            places = np.load(folder / "places.npy")
+            with (folder / "places.npy").open("rb") as file:
+                places = np.lib.format.read_array(file, allow_pickle=False)
             self._pixels = np.memmap(folder / "pixels", np.uint8, "r")
-            end = int(_end(places).max())
-        except (OSError, ValueError, EOFError, IndexError):
-            raise UserError(DAMAGED.format(folder)) from None
-        if len(places) != len(rows) or len(self._pixels) < end:
-            raise UserError(DAMAGED.format(folder))
+        except FileNotFoundError as error:
+            raise Damaged(str(error)) from None
+        except OSError:  # of rights, say: another's cache is none to be made again
+            raise
+        except Exception as error:  # whatever damaged bytes lead to
+            raise Damaged(str(error)) from None
+        if places.dtype != PLACE or places["at"].tolist() != list(range(len(rows))):
+            raise Damaged("it is of other images")
+        written = np.sort(places, order="offset")
+        if _sound(written, len(rows), len(self._pixels)) < len(rows):
+            raise Damaged("the pixels are not where they should be")
         self._place = dict(zip(rows.tolist(), places, strict=True))
 
     def __contains__(self, row: int) -> bool:
@@ -62,7 +74,7 @@ class ImageCache:
 
 
 def build(records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path) -> ImageCache:
-    """The cache of some rows; made with a thread a core where there is none yet, or what is lacking of it.
+    """The cache of some rows; made with a thread a core where there is none yet or a damaged one, or what is lacking.
 
     One process makes it, whoever else asks waits. A killed one leaves what it has, and the next goes on from there.
 
@@ -81,21 +93,23 @@ def build(records: Records, rows: np.ndarray, transform: Transform, settings: st
         raise UserError(
             f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
         )
-    versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}"
+    versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
     key = hashlib.sha256("\n".join([settings, repr(transform.first), versions, *map(str, stamps)]).encode(
         "utf-8", "surrogateescape"
     )).hexdigest()[:32]  # fmt: skip
     folder = Path(cache_dir) / f"images-{key}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "places.npy").exists():
-            with _alone(folder / "lock"):
-                if not (folder / "places.npy").exists():
-                    _fill(folder, records, rows, transform)
+        with suppress(Damaged):
+            return ImageCache(folder, rows)
+        with _alone(folder / "lock"):
+            with suppress(Damaged):
+                return ImageCache(folder, rows)  # made meanwhile
+            _fill(folder, records, rows, transform)
     except OSError as error:
         raise UserError(
-            f"The image cache {folder} cannot be written ({error.strerror}): make room, choose another folder with "
-            "paths.cache_dir=FOLDER, or set dataset.cache=none."
+            f"The image cache {folder} cannot be written or read ({error.strerror}): make room, choose another folder "
+            "with paths.cache_dir=FOLDER, or set dataset.cache=none."
         ) from error
     return ImageCache(folder, rows)
 
@@ -114,7 +128,10 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
     """Pixels are on the disk before the journal says where: what it says holds after any end."""
-    kept = _journal(folder / "journal")
+    kept = _journal(folder, len(rows))
+    if not len(kept):  # others may have damaged ones mapped, which stay theirs
+        for name in ("places.npy", "pixels", "journal"):
+            (folder / name).unlink(missing_ok=True)
     end = 0 if not len(kept) else int(_end(kept)[-1])
     todo = np.setdiff1d(np.arange(len(rows)), kept["at"])
 
@@ -143,7 +160,7 @@ def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform
             journal.write(places.tobytes())
             journal.flush()
             os.fsync(journal.fileno())
-    places = np.sort(_journal(folder / "journal"), order="at")
+    places = np.sort(_journal(folder, len(rows)), order="at")
     beside = folder / ".places.npy"
     with beside.open("wb") as file:
         np.save(file, places)
@@ -153,12 +170,23 @@ def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform
     (folder / "journal").unlink()
 
 
-def _journal(path: Path) -> np.ndarray:
-    """Where pixels lie, in the order of writing; as far as entries are whole and follow one another."""
-    content = path.read_bytes() if path.exists() else b""
+def _journal(folder: Path, images: int) -> np.ndarray:
+    """Where pixels lie, in the order of writing; as far as entries are whole and sound."""
+    journal, pixels = folder / "journal", folder / "pixels"
+    if not (journal.exists() and pixels.exists()):
+        return np.empty(0, PLACE)
+    content = journal.read_bytes()
     places = np.frombuffer(content[: len(content) // PLACE.itemsize * PLACE.itemsize], PLACE)
-    follows = (places["height"] > 0) & (places["offset"] == np.concatenate([[0], _end(places)[:-1]]))
-    return places if follows.all() else places[: int(follows.argmin())]
+    return places[: _sound(places, images, pixels.stat().st_size)]
+
+
+def _sound(places: np.ndarray, images: int, size: int) -> int:
+    """How many of them, from the first on, follow one another within `size` bytes, each of another of the images."""
+    first = np.zeros(len(places), bool)
+    first[np.unique(places["at"], return_index=True)[1]] = True
+    sound = first & (places["at"] >= 0) & (places["at"] < images) & (places["height"] > 0) & (places["width"] > 0)
+    sound &= (places["offset"] == np.concatenate([[0], _end(places)[:-1]])) & (_end(places) <= size)
+    return len(places) if sound.all() else int(sound.argmin())
 
 
 def _end(places: np.ndarray) -> np.ndarray:

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from dml.data.records import Records, quiet
+from dml.data.images import VERSION, quiet, reason
+from dml.data.records import Records
 from dml.errors import UserError
+from dml.files import replace_file
 
 
 def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Records:
@@ -30,31 +32,32 @@ def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Recor
     bad = check_images(records, np.arange(len(records)), cache_dir, workers)
     if not bad:
         return records
-    names = ", ".join(records.paths[bad].tolist())
+    names = ", ".join(f"{records.paths[row]} ({why})" for row, why in bad.items())
     if records.unreadable == "stop":
         raise UserError(
             f"{len(bad)} of the {len(records)} images of dataset {records.name} cannot be read: {names}; repair or "
             "remove them, or leave them out with dataset.unreadable=skip"
         )
     warnings.warn(f"left out {len(bad)} images that cannot be read: {names}", stacklevel=2)
-    return records.subset(np.setdiff1d(np.arange(len(records)), bad))
+    return records.subset(np.setdiff1d(np.arange(len(records)), list(bad)))
 
 
-def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, workers: int = 2) -> list[int]:
-    """Those of `rows` `[n]` whose file cannot be decoded to its last pixel, ascending.
+def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, workers: int = 2) -> dict[int, str]:
+    """Those of `rows` `[n]` whose file cannot be decoded to its last pixel, ascending, and why.
 
     Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
     """
     stamps = {int(row): found for row in rows if (found := stamp(str(records.paths[row])))}
     if not stamps:
-        return []
+        return {}
     memory = Path(cache_dir) / f"unreadable-{_digest(list(stamps.values()))}.json"
-    if memory.is_file():
-        known = set(json.loads(memory.read_text(encoding="utf-8")))
-        return [row for row in sorted(stamps) if str(records.paths[row]) in known]
+    known = _remembered(memory)
+    if known is not None:
+        return {row: known[path] for row in sorted(stamps) if (path := str(records.paths[row])) in known}
     bad = _decode_all(records, sorted(stamps), workers)
-    _remember(memory, records.paths[bad].tolist())
-    return bad
+    if not any(_may_pass(error) for error in bad.values()):
+        _remember(memory, {str(records.paths[row]): reason(error) for row, error in bad.items()})
+    return {row: reason(error) for row, error in bad.items()}
 
 
 def stamp(path: str) -> str | None:
@@ -67,28 +70,43 @@ def stamp(path: str) -> str | None:
 
 
 def _digest(stamps: list[str]) -> str:
-    return hashlib.sha256("\n".join(stamps).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+    return hashlib.sha256("\n".join([f"decoded as {VERSION}", *stamps]).encode("utf-8", "surrogateescape")).hexdigest()[
+        :32
+    ]
 
 
-def _decode_all(records: Records, rows: list[int], workers: int) -> list[int]:
-    def decodes(row: int) -> bool:
+def _decode_all(records: Records, rows: list[int], workers: int) -> dict[int, Exception]:
+    def fault(row: int) -> Exception | None:
         try:
             records.open_image(row)
-        except Exception:  # whatever PIL's decoders raise
-            return False
-        return True
+        except Exception as error:  # whatever PIL's decoders raise
+            return error.with_traceback(None)  # which would keep what was decoded
+        return None
 
     with quiet(), ThreadPoolExecutor(max(1, workers)) as pool:
-        results = tqdm(pool.map(decodes, rows), "checking images", len(rows), leave=False, delay=1)
-        return [row for row, good in zip(rows, results, strict=True) if not good]
+        results = tqdm(pool.map(fault, rows), "checking images", len(rows), leave=False, delay=1)
+        return {row: error for row, error in zip(rows, results, strict=True) if error is not None}
 
 
-def _remember(memory: Path, bad: list[str]) -> None:
-    beside = memory.with_suffix(f".{os.getpid()}")
+def _may_pass(error: Exception) -> bool:
+    """Whether it says something of the system (rights, memory, a disk that fails) rather than of the file's content."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None)
+
+
+def _remembered(memory: Path) -> dict[str, str] | None:
+    """None where there is no such file, or one that is damaged."""
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    sound = isinstance(known, dict) and all(isinstance(why, str) for why in known.values())
+    return known if sound else None
+
+
+def _remember(memory: Path, bad: dict[str, str]) -> None:
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(bad), encoding="utf-8")
-        os.replace(beside, memory)  # whole or not at all, whoever else is checking
+        replace_file(memory, json.dumps(bad))  # whole or not at all, whoever else is checking
     except OSError as error:
         raise UserError(
             f"the cache folder {memory.parent} cannot be written ({error.strerror}): set paths.cache_dir"

@@ -6,7 +6,8 @@
 from pathlib import Path
 from typing import Literal
 
-from dml.data.official import Box, Item, lines, records, whole
+from dml.data.images import Box
+from dml.data.official import Item, lines, records, whole
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml.data.cache import ImageCache
+from dml.data.fingerprint import difference, fingerprint
 from dml.data.records import Records
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
+from dml.errors import UserError
 
 Item = dict[str, Tensor | int]
 
@@ -144,6 +146,7 @@ class DataModule(LightningDataModule):
         self.test_cache = test_cache
         classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
+        self._fingerprint = fingerprint(records)
         self._train_set = _TrainSet(records, train_rows, labels, train_transform, train_cache, seed)
 
     @property
@@ -156,12 +159,28 @@ class DataModule(LightningDataModule):
         return len(self.train_rows)
 
     @property
-    def test_images(self) -> int:
-        return len(self.eval_rows)
+    def sizes(self) -> dict[str, int]:
+        """`data/<part>/images` and `classes` of train and test; of query and gallery where those are apart."""
+        parts = {"train": self.train_rows, "test": self.eval_rows}
+        if self.gallery_rows is not None:
+            parts |= {"query": self.query_rows, "gallery": self.gallery_rows}
+        found = {}
+        for part, rows in parts.items():
+            found[f"data/{part}/images"] = len(rows)
+            found[f"data/{part}/classes"] = len(np.unique(self.records.labels[rows]))
+        return found
 
-    @property
-    def test_classes(self) -> int:
-        return len(np.unique(self.records.labels[self.eval_rows]))
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self._fingerprint}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises UserError where the run was trained on other data."""
+        changed = difference(state_dict["data"], self._fingerprint)
+        if changed:
+            raise UserError(
+                f"the data set {self.records.name} is not the one that this run was trained on so far ({changed}): put "
+                "back what it was, or train anew in another folder, with paths.output_dir=FOLDER"
+            )
 
     def train_dataloader(self) -> DataLoader[Item]:
         """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on.

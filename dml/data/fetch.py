@@ -1,18 +1,30 @@
-"""A file from a URL, resumed where it broke off.
+"""A file from a URL, resumed where it broke off; no longer than it should be, and not for ever.
 
 torch.hub, pooch and torchvision's download_url were passed over: none of them resumes.
 """
 
 import hashlib
 import http.client
+import io
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
 
 from tqdm import tqdm
 
@@ -23,13 +35,16 @@ ATTEMPTS = 5
 PAUSE = 1.0  # seconds after the first attempt, doubled each time
 TIMEOUT = 60.0
 BLOCK = 2**18
+GRACE = 60.0  # seconds in which a server may be as slow as it likes
+SLOWEST = 1000  # bytes a second over that time
+SPARE = 10**9  # bytes that are left free on the disk
 
 
 class _BrokeOff(Exception):
     pass
 
 
-def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
+def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None = None) -> None:
     """Downloads `url` to `path`, unless it is there.
 
     What has come so far is `<path>.part`, beside it what the server said of the file, so that the rest is only taken of
@@ -37,18 +52,21 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
 
     Args:
         md5: of the whole file, where it is known.
+        at_most: bytes that the file may have, where something of it is known; in any case what the disk has to spare.
 
     Raises:
-        UserError: no answer, a web page instead of a file, or another file than `md5` says; the latter two are not
-            kept.
+        UserError: no answer or one slower than `SLOWEST`, a web page instead of a file, a larger file than it may be,
+            or another one than `md5` says; the latter three are not kept.
     """
     if not path.exists():
+        if not url.lower().startswith(("http://", "https://")):
+            raise UserError(f"{url} is no address that can be fetched: give one with http:// or https://.")
         part = path.with_name(f"{path.name}.part")
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(PAUSE * 2 ** (attempt - 1))
             try:
-                _take_on(url, part)
+                _take_on(url, part, at_most)
                 break
             except HTTPError as error:
                 error.close()  # it holds the connection
@@ -85,7 +103,64 @@ def _said(part: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _take_on(url: str, part: Path) -> None:
+class _Paced(io.RawIOBase):
+    """What comes from a server, headers and all; an error where it comes too slowly, which a timeout does not see."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw, self._since, self._bytes = raw, time.monotonic(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._raw.readinto(buffer)
+        self._bytes += count
+        passed = time.monotonic() - self._since
+        if passed > GRACE:
+            if count and self._bytes < SLOWEST * passed:
+                raise OSError(f"{self._bytes} bytes came in {passed:.0f} seconds")
+            self._since, self._bytes = time.monotonic(), 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.fp = io.BufferedReader(_Paced(self.fp.detach()))
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Response
+
+
+class _Handler(HTTPHandler):
+    def http_open(self, request: Request) -> Any:
+        return self.do_open(_Connection, request)
+
+
+class _SecureHandler(HTTPSHandler):
+    def https_open(self, request: Request) -> Any:
+        return self.do_open(_SecureConnection, request)
+
+
+def _open(request: Request) -> Any:
+    """urllib's, without files and FTP, which may be anything."""
+    opener = OpenerDirector()
+    kinds = (ProxyHandler, UnknownHandler, _Handler, _SecureHandler, HTTPRedirectHandler)
+    for kind in (*kinds, HTTPDefaultErrorHandler, HTTPErrorProcessor):
+        opener.add_handler(kind())
+    return opener.open(request, timeout=TIMEOUT)
+
+
+def _take_on(url: str, part: Path, at_most: int | None) -> None:
     """Fetches what is lacking of the file, or all of it where the server cannot go on."""
     have = part.stat().st_size if part.exists() else 0
     note = _said(part) if have else {}
@@ -93,7 +168,7 @@ def _take_on(url: str, part: Path) -> None:
     if have and note.get("url") == url and note.get("is"):
         headers |= {"Range": f"bytes={have}-", "If-Range": note["is"]}
     try:
-        answer = urlopen(Request(quote(url, safe="%/:?&=#+,;@~!$'()*[]"), headers=headers), timeout=TIMEOUT)
+        answer = _open(Request(quote(url, safe="%/:?&=#+,;@~!$'()*[]"), headers=headers))
     except HTTPError as error:
         if error.code != 416:  # there is nothing after what we have
             raise
@@ -117,18 +192,43 @@ def _take_on(url: str, part: Path) -> None:
                 mark = ""
             part.unlink(missing_ok=True)  # before what is said of another file
             replace_file(_note(part), json.dumps({"url": url, "is": mark, "size": size}))
-        _copy(answer, part, have if goes_on else 0, size)
+        start = have if goes_on else 0
+        bound = _Bound(url, part, start, at_most)
+        if size is not None and size > bound.limit:
+            raise bound.error(f"has {size / 1e9:.2f} GB")
+        _copy(answer, part, start, size, bound)
 
 
-def _copy(answer: Any, part: Path, start: int, size: int | None) -> None:
+class _Bound:
+    """How many bytes a file may have: `limit`, of what is known of it and what the disk has to spare."""
+
+    def __init__(self, url: str, part: Path, start: int, at_most: int | None) -> None:
+        self._url, self._part = url, part
+        self._room = max(0, start + shutil.disk_usage(part.parent).free - SPARE)
+        self.limit = self._room if at_most is None else min(self._room, at_most)
+
+    def error(self, has: str) -> UserError:
+        """Of a file that has more; what has come of it goes."""
+        self._part.unlink(missing_ok=True)
+        _note(self._part).unlink(missing_ok=True)
+        if self.limit < self._room:
+            at_most = f"the file should have {self.limit / 1e9:.2f} GB at most: it is another one, and was not kept"
+        else:
+            at_most = f"{self._part.parent} has {self._room / 1e9:.2f} GB to spare: make room"
+        return UserError(f"{self._url} {has}, and {at_most}.")
+
+
+def _copy(answer: Any, part: Path, start: int, size: int | None, bound: _Bound) -> None:
     with (
         part.open("ab" if start else "wb") as file,
         tqdm(total=size, initial=start, desc=part.stem, unit="B", unit_scale=True, delay=1, leave=False) as bar,
     ):
         done = start
         while block := answer.read(BLOCK):
-            file.write(block)
             done += len(block)
+            if done > bound.limit:
+                raise bound.error(f"sends {done / 1e9:.2f} GB and more")
+            file.write(block)
             bar.update(len(block))
     if size is not None and done < size:
         raise _BrokeOff(f"the connection broke off after {done} of {size} bytes")

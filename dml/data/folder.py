@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dml.data.records import Records, Unreadable, decode
+from dml.data.images import SUFFIXES, decode
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 from dml.ranges import Share
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 
 
 def folder(

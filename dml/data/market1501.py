@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from dml.data.folder import SUFFIXES
+from dml.data.images import SUFFIXES
 from dml.data.official import Item, how_to_get, records
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError

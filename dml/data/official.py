@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dml.data.folder import SUFFIXES
-from dml.data.records import Records, Unreadable, decode
+from dml.data.images import SUFFIXES, Box, decode
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
-Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels; right and lower exclusive
 Counts = tuple[int, int]  # classes, images
 
 
@@ -85,8 +84,7 @@ def records(
     cameras = [item.camera for item in items if item.camera is not None]
 
     def open_image(row: int) -> Image.Image:
-        box = boxes[row]
-        return decode(paths[row]) if box is None else _cut(decode(paths[row]), box)
+        return decode(paths[row], boxes[row])
 
     return Records(
         name=name,
@@ -216,10 +214,3 @@ def _check_counts(name: str, root: Path, items: Sequence[Item], published: Mappi
                 f"{name} in {root} has {found[0]} {role} classes with {found[1]} images, published are {classes} with "
                 f"{images}: use the whole data set, or dataset.strict=false for a part of it"
             )
-
-
-def _cut(image: Image.Image, box: Box) -> Image.Image:
-    """The box's part of an image, of one pixel at least."""
-    left, upper = (min(max(0, round(low)), size - 1) for low, size in zip(box[:2], image.size, strict=True))
-    right, lower = (round(high) for high in box[2:])
-    return image.crop((left, upper, min(max(right, left + 1), image.width), min(max(lower, upper + 1), image.height)))

@@ -12,7 +12,8 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from dml.data.folder import class_folders, image_files
-from dml.data.records import Records, Unreadable, decode
+from dml.data.images import decode
+from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 HALVES = ("images_background", "images_evaluation")

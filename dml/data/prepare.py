@@ -14,14 +14,12 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import sys
-import tarfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import numpy as np
@@ -30,26 +28,17 @@ from hydra.errors import HydraException
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from tqdm import tqdm
 
 import dml
 from dml.build import open_dataset
 from dml.command import CONF, stop
 from dml.data.fetch import fetch
 from dml.data.records import Records
+from dml.data.unpack import Damaged, take
 from dml.errors import UserError
 from dml.files import replace_file
 
-ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tbz2", ".txz")
-OTHERS = (*ARCHIVES, ".gz", ".bz2", ".xz", ".7z", ".rar")
-LITTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
 DEPTH = 5  # folders in folders that a re-packaging may add
-SPARE = 10**9  # bytes that unpacking leaves free
-MOST = 5_000_000  # entries of an archive
-
-
-class Damaged(UserError):
-    """An archive that is cut short or none."""
 
 
 def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
@@ -72,13 +61,30 @@ def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
             return _found(config, root)
         if root.is_mount():
             raise UserError(f"{root} is a mount point, which cannot be put in place whole: name a folder below it.")
-        with (root.parent / f".{root.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _alone(root.parent / f".{root.name}.lock"):
             if _holds_something(root):  # made meanwhile
                 return _found(config, root)
             return _make(config, root, sources)
     except OSError as error:
         raise UserError(f"{error.filename or root} cannot be written or read ({error.strerror}).") from error
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time. The lock's file goes at the end: who waited for it makes another."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue  # another one, made after that which was waited for had gone
+            except FileNotFoundError:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def _holds_something(root: Path) -> bool:
@@ -107,7 +113,7 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
     try:
         for path in files:
             try:
-                _take(path, staging)
+                take(path, staging)
             except Damaged:
                 if downloads in path.parents:
                     path.unlink()  # so that the next start fetches it anew
@@ -139,15 +145,15 @@ def _given(source: str, downloads: Path) -> list[Path]:
     return [path]
 
 
-def _download(url: str, downloads: Path, name: str | None = None, md5: str | None = None) -> Path:
-    """Each URL has a folder of its own: mirrors give files of one name."""
+def _download(url: str, downloads: Path, name: str | None = None, **known: Any) -> Path:
+    """Each URL has a folder of its own: mirrors give files of one name. What is `known` of the file: see `fetch`."""
     try:
         name = name or Path(unquote(urlparse(url).path)).name or "download"
     except ValueError as error:
         raise UserError(f"source={url} is no URL ({error}).") from None
     path = downloads / hashlib.sha256(url.encode()).hexdigest()[:8] / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    fetch(url, path, md5=md5)
+    fetch(url, path, **known)
     return path
 
 
@@ -166,7 +172,7 @@ def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
         said = []
         for mirror in file.mirrors:
             try:
-                paths.append(_download(mirror, downloads, file.name, file.get("md5")))
+                paths.append(_download(mirror, downloads, file.name, md5=file.get("md5"), at_most=file.get("at_most")))
                 break
             except UserError as error:
                 said.append(str(error))
@@ -179,134 +185,6 @@ def _choice() -> str:
     """The dataset as it was typed."""
     typed = [a.partition("=")[2] for a in sys.argv[1:] if a.startswith("dataset=")]
     return typed[-1] if typed else "NAME"
-
-
-def _take(path: Path, staging: Path) -> None:
-    """An archive's content, a folder's with that of archives in it, or the file itself, into the staging folder."""
-    if path.is_dir():
-        for inner in sorted(path.iterdir()):
-            if _litter(inner.name):
-                continue
-            if inner.is_dir():
-                (staging / inner.name).mkdir(exist_ok=True)
-                _take(inner, staging / inner.name)
-            elif inner.name.lower().endswith(OTHERS):
-                _take(inner, staging)
-            else:
-                _link(inner, staging / inner.name)
-        return
-    with path.open("rb") as file:
-        start = file.read(512)
-    if b"<html" in start.lower() or b"<!doctype html" in start.lower():
-        raise Damaged(f"{path} is a web page and no archive: its address wants a login, or is dead.")
-    try:
-        if start.startswith((b"PK\3\4", b"PK\5\6")):
-            with zipfile.ZipFile(path) as archive:
-                _unzip(archive, path, staging)
-        elif path.name.lower().endswith(OTHERS) or tarfile.is_tarfile(path):
-            if not tarfile.is_tarfile(path):
-                raise Damaged(f"{path} is neither a zip nor a tar archive, or is cut short: fetch it again.")
-            with tarfile.open(path) as archive:
-                _untar(archive, path, staging)
-        else:
-            _link(path, staging / path.name)
-    except UserError:
-        raise
-    except Exception as error:  # zipfile's, tarfile's, zlib's, lzma's: whatever damaged bytes lead to
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise Damaged(f"{path} is cut short or damaged: fetch it again ({error}).") from None
-
-
-def _litter(name: str) -> bool:
-    """What operating systems leave."""
-    parts = PurePosixPath(name).parts
-    return any(part in LITTER or part.startswith("._") for part in parts)
-
-
-def _link(path: Path, to: Path) -> None:
-    """A file of the user's stays where it is; without a copy where the file system can."""
-    if os.path.lexists(to):
-        raise UserError(f"two sources hold {to.name}: name one of them.")
-    whole = os.path.realpath(path)
-    try:
-        os.link(whole, to)
-    except OSError:
-        shutil.copyfile(whole, to)
-
-
-def _unzip(archive: zipfile.ZipFile, path: Path, staging: Path) -> None:
-    room = _Room(path, staging)
-    for entry in tqdm(archive.infolist(), desc=f"unpacking {path.name}", delay=1, leave=False):
-        if stat.S_ISLNK(entry.external_attr >> 16):
-            raise UserError(f"{path} holds a link ({entry.filename}), which no data set needs: fetch it elsewhere.")
-        if entry.flag_bits & 1:
-            raise UserError(f"{path} is encrypted: unpack it with its password, and give the folder as source.")
-        target = _target(path, entry.filename, staging)
-        if _litter(entry.filename):
-            continue
-        if entry.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-            continue
-        room.take(entry.file_size)
-        with archive.open(entry) as content:
-            _write(path, entry.filename, content, target)
-
-
-def _untar(archive: tarfile.TarFile, path: Path, staging: Path) -> None:
-    room = _Room(path, staging)
-    for entry in tqdm(archive, desc=f"unpacking {path.name}", delay=1, leave=False):
-        if not entry.isfile() and not entry.isdir():
-            raise UserError(
-                f"{path} holds a link or a device ({entry.name}), which no data set needs: fetch it elsewhere."
-            )
-        target = _target(path, entry.name, staging)
-        if _litter(entry.name):
-            continue
-        if entry.isdir():
-            target.mkdir(parents=True, exist_ok=True)
-            continue
-        room.take(entry.size)
-        content = archive.extractfile(entry)
-        assert content is not None
-        _write(path, entry.name, content, target)
-
-
-class _Room:
-    """What the disk has for an archive, whose few bytes may claim any size."""
-
-    def __init__(self, path: Path, staging: Path) -> None:
-        self.path, self.place = path, staging.parent
-        self.free = shutil.disk_usage(staging).free - SPARE
-        self.size = self.entries = 0
-
-    def take(self, size: int) -> None:
-        """Raises UserError where an entry of this size is too much."""
-        self.size += size
-        self.entries += 1
-        if self.size > self.free:
-            raise UserError(
-                f"{self.path} unpacks to {self.size / 1e9:.1f} GB and more, and {self.place} has "
-                f"{max(0, self.free) / 1e9:.1f} GB to spare."
-            )
-        if self.entries > MOST:
-            raise UserError(f"{self.path} holds more than {MOST} files, more than any of these data sets.")
-
-
-def _target(path: Path, name: str, staging: Path) -> Path:
-    """Raises UserError for a name that leads out of the folder."""
-    pure = PurePosixPath(name.replace("\\", "/"))
-    if pure.is_absolute() or ".." in pure.parts or (pure.parts and pure.parts[0].endswith(":")):
-        raise UserError(f"{path} holds {name!r}, which leads out of its folder: fetch it elsewhere.")
-    return staging / pure
-
-
-def _write(path: Path, name: str, content: IO[bytes], target: Path) -> None:
-    if target.exists():
-        raise UserError(f"{path} holds {name!r}, which is there already, from it or from another source.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
-        shutil.copyfileobj(content, file, 2**20)
 
 
 def _arranged(config: DictConfig, staging: Path) -> Path:

@@ -3,15 +3,14 @@
 N images, C classes.
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
 
+from dml.data.images import quiet, reason
 from dml.errors import UserError
 
 ROLES = ("train", "test", "query", "gallery")
@@ -132,25 +131,6 @@ class Records:
         try:
             return self.open_image(row)
         except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
-            reason = str(error) or type(error).__name__
             raise UnreadableImage(
-                f"the image {self.paths[row]} cannot be read ({reason}): repair it, or remove it and start again"
+                f"the image {self.paths[row]} cannot be read ({reason(error)}): repair it, or remove it and start again"
             ) from error
-
-
-def decode(source: str | IO[bytes]) -> Image.Image:
-    """Decode a whole image file to RGB; transparency is dropped."""
-    with Image.open(source) as image:
-        if image.mode.startswith("I;16"):  # PIL would clip all 65,536 levels to the first 256
-            return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-        if "transparency" in image.info:  # a palette with transparency goes through RGBA, or PIL warns
-            return image.convert("RGBA").convert("RGB")
-        return image.convert("RGB")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """PIL's remarks on odd metadata stay in: they do not concern the pixels. Not to be entered by several threads."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")
-        yield

@@ -46,6 +46,10 @@ class PadSquare:
 
     def __call__(self, image: Image.Image) -> Image.Image:
         size = (self.side, self.side)
+        if 2 * self.side * min(image.size) <= max(image.size):  # its other side would round to nothing
+            image = image.resize(
+                (self.side, 1) if image.width > image.height else (1, self.side), Image.Resampling.BILINEAR
+            )
         return ImageOps.pad(image, size, method=Image.Resampling.BILINEAR, color=MEAN_COLOUR)
 
     def __repr__(self) -> str:

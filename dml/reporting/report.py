@@ -19,7 +19,7 @@ from dml.loggers import read_metrics
 from dml.methods.base import Shares
 from dml.reporting import figures
 from dml.reporting.page import render
-from dml.reporting.table import rows, title, watched
+from dml.reporting.table import rows, tested, title, watched
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def _html(
         method=config["method"]["_target_"].rsplit(".", 1)[1],
         dataset=dataset,
         metrics=metrics,
+        tested=tested(metrics),
         watched=watched(metrics),
         columns=[title(column) for column in columns],
         together=together,

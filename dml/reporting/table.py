@@ -43,6 +43,16 @@ def title(column: str) -> str:
     return NAMES.get(column, column.replace("recall", "Recall"))
 
 
+def tested(metrics: Mapping[str, float]) -> str:
+    """What a run was tested on, in words."""
+    if "data/gallery/images" not in metrics:
+        return f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes"
+    return (
+        f"{metrics['data/query/images']} queries of {metrics['data/query/classes']} unseen classes among "
+        f"{metrics['data/gallery/images']} gallery images"
+    )
+
+
 def print_table(metrics: Mapping[str, float]) -> None:
     """Prints the figures of a run as fractions."""
     columns, figures = rows(metrics)
@@ -50,7 +60,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
         box=SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
-        title=f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes",
+        title=tested(metrics),
         caption=f"R@K: Recall@K; {CAPTIONS[watched(metrics)]}",
     )
     table.add_column("", no_wrap=True)

@@ -28,7 +28,8 @@ from torchvision.transforms import v2
 
 from dml.data.cache import build
 from dml.data.folder import folder
-from dml.data.records import Records, quiet
+from dml.data.images import quiet
+from dml.data.records import Records
 from dml.data.transforms import shorter_crop
 
 SIZE, SIDES = 224, (256, 224)

@@ -1,7 +1,8 @@
 """What re-clustering costs DCES, beside the epochs between two clusterings, and what each measure against it saves.
 
     python experiments/bench/clustering.py                                   # glyphs, a few minutes on 2 cores
-    DML_DATA=... python experiments/bench/clustering.py dataset=cars_crops backbone.freeze=bn_statistics
+    DML_DATA=... python experiments/bench/clustering.py dataset=cars196 backbone=mobilenet_v2 image_size=128 \
+        backbone.freeze=bn_statistics
     python experiments/bench/clustering.py --train 400                       # and the quality of running assignments
 
 The bound: a training step computes a forward and a backward pass, about three forward passes, over every image; a
@@ -192,7 +193,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="options of a run, for example dataset=cars_crops method.K=8")
+    parser.add_argument("overrides", nargs="*", help="options of a run, for example dataset=cars196 method.K=8")
     parser.add_argument("--images", type=int, default=1024, help="of each pass")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))

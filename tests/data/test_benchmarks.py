@@ -341,3 +341,16 @@ def test_real_data(configure: Callable[..., DictConfig], data_dir: Path, name: s
     assert len(records) == totals.get(name, len(records))
     readable = records.image(0)
     assert min(readable.size) > 8
+
+
+@pytest.mark.data
+def test_the_real_cars(configure: Configure, data_dir: Path) -> None:
+    """All of it, in the published split, and images of both halves where the annotation says."""
+    records = open_dataset(configure("dataset=cars196", f"paths.data_dir={data_dir}"))
+    train, test = records.train_rows, records.query_rows
+    assert (len(train), len(test)) == (8054, 8131)
+    classes = [{int(records.class_names[label]) for label in np.unique(records.labels[rows])} for rows in (train, test)]
+    assert classes == [{*range(1, 99)}, {*range(99, 197)}]
+    assert not {*records.paths[train]} & {*records.paths[test]}
+    for row in (0, 8053, 8054, 16184):
+        assert min(records.image(row).size) > 8

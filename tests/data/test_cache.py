@@ -1,5 +1,6 @@
 """The image cache: the same bits as decoding anew, filled once by whoever comes first, and never half."""
 
+import errno
 import multiprocessing
 import os
 import time
@@ -15,7 +16,7 @@ from PIL import Image
 
 from dml.build import build as build_run
 from dml.data import transforms as T
-from dml.data.cache import ImageCache, build
+from dml.data.cache import build
 from dml.data.folder import folder
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
@@ -194,17 +195,79 @@ def test_images_without_files(tmp_path: Path) -> None:
 
 def test_no_folder_for_it(records: Records, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\): .*paths\.cache_dir"):
+    with pytest.raises(UserError, match=r"cannot be written or read \(Not a directory\): .*paths\.cache_dir"):
         build(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize(("name", "size"), [("pixels", 100), ("pixels", 0), ("places.npy", 0), ("places.npy", 150)])
-def test_damaged(records: Records, tmp_path: Path, name: str, size: int) -> None:
+NOT_AN_ARRAY = b"PK\3\4 no zip"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("pixels", lambda content: content[:100]),
+        ("pixels", lambda content: b""),
+        ("places.npy", lambda content: b""),
+        ("places.npy", lambda content: content[:150]),
+        ("places.npy", lambda content: NOT_AN_ARRAY),
+        ("places.npy", lambda content: content[:-8] + b"\xff" * 8),  # a height and a width
+        ("places.npy", lambda content: content[:-28] + content[-56:-28] + content[-28:]),
+    ],
+)
+def test_a_damaged_one_is_made_again(
+    records: Records, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
+    rows, transform = np.arange(24), T.stretch(16)
+    mapped = build(records, rows, transform, "", tmp_path)
+    (cache,) = tmp_path.glob("images-*")
+    whole = (cache / name).read_bytes()
+    other = cache / "other"
+    other.write_bytes(damage(whole))
+    os.replace(other, cache / name)
+    again = build(records, rows, transform, "", tmp_path)
+    for row in range(24):
+        assert np.array_equal(again.image(row), transform.prepared(records.image(row)))
+        assert again.image(row) == mapped.image(row)
+    assert sorted(path.name for path in cache.iterdir()) == ["lock", "pixels", "places.npy"]
+
+
+def test_one_that_may_not_be_read_is_left_alone(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build(records, np.arange(24), T.stretch(16), "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
-    os.truncate(cache / name, size)
-    with pytest.raises(UserError, match=r"images-\w+ is damaged: delete it"):
-        ImageCache(cache, np.arange(24))
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("dml.data.cache.np.memmap", forbidden)
+    with pytest.raises(UserError, match=r"cannot be written or read \(Permission denied\)"):
+        build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    assert (cache / "pixels").exists()
+
+
+@pytest.mark.parametrize("lost", ["all", "half"])
+def test_a_journal_of_lost_pixels(records: Records, tmp_path: Path, lost: str) -> None:
+    """They are decoded again, rather than black."""
+    rows, transform = np.arange(24), T.stretch(16)
+    build(records, rows, transform, "", tmp_path)
+    (cache,) = tmp_path.glob("images-*")
+    (cache / "journal").write_bytes(np.sort(np.load(cache / "places.npy"), order="offset").tobytes())
+    (cache / "places.npy").unlink()
+    if lost == "all":
+        (cache / "pixels").unlink()
+    else:
+        os.truncate(cache / "pixels", (cache / "pixels").stat().st_size // 2)
+    whole = build(records, rows, transform, "", tmp_path)
+    for row in range(24):
+        assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
+
+
+def test_other_decoding_has_another_cache(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    monkeypatch.setattr("dml.data.cache.VERSION", 99)
+    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    assert len(list(tmp_path.glob("images-*"))) == 2
 
 
 @pytest.mark.parametrize("transform", ["shorter_crop", "multires_crop"])

@@ -1,5 +1,7 @@
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,23 +32,23 @@ def tree(tmp_path: Path) -> Path:
 def test_bad_rows_are_found_and_remembered(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records, cache = folder(str(tree)), tmp_path / "cache"
     rows = np.arange(len(records))
-    assert check_images(records, rows, cache) == [2, 5, 8]
-    assert check_images(records, rows[:4], cache) == [2]
+    assert list(check_images(records, rows, cache)) == [2, 5, 8]
+    assert list(check_images(records, rows[:4], cache)) == [2]
     monkeypatch.setattr("dml.data.folder.decode", lambda path: pytest.fail(f"{path} was opened again"))
-    assert check_images(records, rows, cache) == [2, 5, 8]
+    assert list(check_images(records, rows, cache)) == [2, 5, 8]
     assert not [p for p in cache.iterdir() if p.suffix != ".json"]
 
 
 def test_a_changed_file_is_looked_at_again(tree: Path, tmp_path: Path) -> None:
     records = folder(str(tree))
     rows = np.arange(len(records))
-    assert check_images(records, rows, tmp_path / "cache") == [2, 5, 8]
+    assert list(check_images(records, rows, tmp_path / "cache")) == [2, 5, 8]
     (tree / "b" / "2.jpg").write_bytes((tree / "b" / "1.jpg").read_bytes())
-    assert check_images(records, rows, tmp_path / "cache") == [2, 8]
+    assert list(check_images(records, rows, tmp_path / "cache")) == [2, 8]
     same_size = b"x" * (tree / "a" / "0.jpg").stat().st_size
     (tree / "a" / "0.jpg").write_bytes(same_size)
     os.utime(tree / "a" / "0.jpg", (1, 1))
-    assert check_images(records, rows, tmp_path / "cache") == [0, 2, 8]
+    assert list(check_images(records, rows, tmp_path / "cache")) == [0, 2, 8]
 
 
 def test_stop_names_every_bad_file_and_the_remedy(tree: Path, tmp_path: Path) -> None:
@@ -55,6 +57,7 @@ def test_stop_names_every_bad_file_and_the_remedy(tree: Path, tmp_path: Path) ->
     sentence = str(caught.value)
     assert all(str(tree / name / "2.jpg") in sentence for name in "abc")
     assert "3 of the 9 images" in sentence
+    assert "c/2.jpg (it is damaged, or none of JPEG, PNG, WEBP, BMP, GIF, TIFF)" in sentence
     assert "dataset.unreadable=skip" in sentence
 
 
@@ -70,3 +73,30 @@ def test_sound_and_rendered_images_pass_as_they_are(tree: Path, tmp_path: Path) 
         (tree / name / "2.jpg").unlink()
     for records in (folder(str(tree)), glyphs(classes=4, images_per_class=2, size=16)):
         assert readable(records, tmp_path / "cache") is records
+
+
+@pytest.mark.parametrize("content", ["", "{", '["a"]', '{"a": 1}', "7", "[" * 100_000, b"\xff\xfe"])
+def test_a_damaged_memory_is_none(tree: Path, tmp_path: Path, content: str | bytes) -> None:
+    records = folder(str(tree))
+    found = check_images(records, np.arange(len(records)), tmp_path / "cache")
+    (memory,) = (tmp_path / "cache").iterdir()
+    whole = memory.read_bytes()
+    memory.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert check_images(records, np.arange(len(records)), tmp_path / "cache") == found
+    assert memory.read_bytes() == whole
+
+
+def test_what_may_pass_is_not_remembered(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rights leave no trace in a file's size and time."""
+    for name in "abc":
+        (tree / name / "2.jpg").unlink()
+
+    def forbidden(path: str, *more: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    records = folder(str(tree))
+    with monkeypatch.context() as patch:
+        patch.setattr("dml.data.images.os.open", forbidden)
+        with pytest.raises(UserError, match=r"6 of the 6 images .*a/0\.jpg \(Permission denied\), "):
+            readable(records, tmp_path / "cache")
+    assert readable(records, tmp_path / "cache") is records

@@ -67,7 +67,7 @@ def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> N
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("name", "images"), [("omniglot", 32460), ("birds100", 5902), ("cars_crops", 8144)])
+@pytest.mark.parametrize(("name", "images"), [("omniglot", 32460), ("birds100", 5902), ("cars196", 16185)])
 def test_the_real_datasets(configure: Configure, data_dir: Path, name: str, images: int) -> None:
     config = configure(f"dataset={name}", f"paths.data_dir={data_dir}")
     records = open_dataset(config)

@@ -2,13 +2,17 @@
 
 import io
 import json
+import multiprocessing
 import os
+import shutil
 import stat
 import sys
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +24,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data import fetch as fetching
+from dml.data import prepare as preparing
 from dml.data.cars196 import cars196
 from dml.data.fetch import fetch
 from dml.data.miniatures import MAKERS
@@ -30,10 +35,14 @@ from dml.errors import UserError
 Configure = Callable[..., DictConfig]
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
 
+ODD = ("/slow", "/slow_headers", "/waits", "/endless", "/huge")
+
 
 class Server(BaseHTTPRequestHandler):
-    """`/whole`, `/breaks` (after 100,000 bytes a time), `/breaks_without_ranges`, `/changes` (another file, another
-    ETag, each time), `/page` (a login), `/busy` (503 twice), `/gone` (404); `/files/...` are files."""
+    """`/slow` (a byte at a time), `/slow_headers`, `/waits` (before it answers), `/endless` (without a length), `/huge`
+    (10^15 bytes, it says); `/whole`, `/breaks` (after 100,000 bytes a time), `/breaks_without_ranges`, `/changes`
+    (another file, another ETag, each time), `/page` (a login), `/busy` (503 twice), `/gone` (404); `/files/...` are
+    files."""
 
     asked: ClassVar[list[tuple[str, str | None]]] = []
     files: ClassVar[dict[str, bytes]] = {}
@@ -45,6 +54,9 @@ class Server(BaseHTTPRequestHandler):
         self.times[name] = self.times.get(name, 0) + 1
         content = self.files.get(name, CONTENT)
         mark = '"1"'
+        if name in ODD:
+            self.odd(name)
+            return
         if name == "/gone":
             self.send_error(404)
             return
@@ -71,6 +83,25 @@ class Server(BaseHTTPRequestHandler):
             often = self.times[name] >= 4 if name == "/breaks_without_ranges" else False
             part = part if often else part[:100_000]
         self.wfile.write(part)
+
+    def odd(self, name: str) -> None:
+        with suppress(OSError):  # the client has enough
+            if name == "/slow_headers":
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Header: ")
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.01)
+            if name == "/waits":
+                time.sleep(0.5)
+            self.send_response(200)
+            if name in ("/waits", "/slow", "/huge"):
+                self.send_header("Content-Length", str(10**15 if name == "/huge" else len(CONTENT)))
+            self.end_headers()
+            if name == "/waits":
+                self.wfile.write(CONTENT)
+            while name != "/waits":
+                self.wfile.write(b"x" if name == "/slow" else bytes(10_000))
+                time.sleep(0.01 if name == "/slow" else 0)
 
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
@@ -141,6 +172,62 @@ def test_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch("http://127.0.0.1:9/x", tmp_path / "file")
 
 
+@pytest.mark.parametrize("name", ["slow", "slow_headers"])
+def test_a_byte_at_a_time_is_not_waited_for(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(fetching, "GRACE", 0.3)
+    monkeypatch.setattr(fetching, "ATTEMPTS", 2)
+    with pytest.raises(UserError, match=r"cannot be fetched \(.*\d+ bytes came in [01] seconds"):
+        fetch(f"{server}/{name}", tmp_path / "file")
+    assert len(Server.asked) == 2
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_server_may_take_its_time(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the grace, where much comes then."""
+    monkeypatch.setattr(fetching, "GRACE", 0.3)
+    fetch(f"{server}/waits", tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert len(Server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "at_most", "said"),
+    [
+        (
+            "endless",
+            1_000_000,
+            r"sends 0\.00 GB and more, and the file should have 0\.00 GB at most: it is another one",
+        ),
+        ("endless", None, r"sends 0\.00 GB and more, and .* has 0\.00 GB to spare: make room"),
+        ("huge", 1_000_000, r"has 1000000\.00 GB, and the file should have 0\.00 GB at most"),
+        ("huge", None, r"has 1000000\.00 GB, and .* to spare: make room"),
+        ("whole", 299_999, r"has 0\.00 GB, and the file should"),
+    ],
+)
+def test_no_more_than_there_should_be(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, at_most: int | None, said: str
+) -> None:
+    if name == "endless" and at_most is None:
+        monkeypatch.setattr(fetching, "SPARE", shutil.disk_usage(tmp_path).free - 2_000_000)
+    with pytest.raises(UserError, match=said):
+        fetch(f"{server}/{name}", tmp_path / "file", at_most=at_most)
+    assert not list(tmp_path.iterdir())
+    assert len(Server.asked) == 1
+
+
+def test_as_much_as_there_may_be(server: str, tmp_path: Path) -> None:
+    fetch(f"{server}/whole", tmp_path / "file", at_most=300_000)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("url", ["file:///dev/zero", "ftp://127.0.0.1/x", "data:,x"])
+def test_only_from_web_servers(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UserError, match=r"is no address that can be fetched: give one with http:// or https://"):
+        fetch(url, tmp_path / "file")
+
+
 # --- a data set from its archives ---
 
 
@@ -172,7 +259,7 @@ def tarred(source: Path, path: Path, inside: str = "", mode: str = "w:gz") -> Pa
 
 
 def left(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -423,6 +510,12 @@ def test_what_is_no_archive(config_of: Callable[..., DictConfig], tmp_path: Path
         prepare(config_of("cub200"), [str(tmp_path / "a.zip")])
 
 
+def test_a_pipe_is_not_waited_for(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.zip")
+    with pytest.raises(UserError, match=r"a\.zip is neither a file nor a folder"):
+        prepare(config_of("cub200"), [str(tmp_path / "a.zip")])
+
+
 def test_another_data_set(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
     MAKERS["sop"](tmp_path / "made")
     with pytest.raises(UserError, match=r"the sources hold .*Ebay_test\.txt.*, and nowhere images\.txt with"):
@@ -542,3 +635,61 @@ def test_odd_addresses(config_of: Callable[..., DictConfig], monkeypatch: pytest
 def test_nothing_to_prepare(configure: Configure) -> None:
     with pytest.raises(UserError, match="give dataset=NAME"):
         prepare(configure("dataset=glyphs"))
+
+
+def prepare_slowly(config: DictConfig, source: str, log: Path) -> None:
+    """Says in `log` when it began and ended to unpack."""
+    unpack = preparing.take
+
+    def slow(path: Path, staging: Path) -> None:
+        with log.open("a") as file:
+            file.write("begins ")
+        time.sleep(0.2)
+        unpack(path, staging)
+        with log.open("a") as file:
+            file.write("ends ")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "take", slow)
+        prepare(config, [source])
+
+
+def test_several_at_once_and_no_lock_left(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
+    MAKERS["cub200"](tmp_path / "made")
+    config, context = config_of("cub200"), multiprocessing.get_context("fork")
+    jobs = [
+        context.Process(target=prepare_slowly, args=(config, str(tmp_path / "made"), tmp_path / "log"))
+        for _ in range(4)
+    ]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(60)
+        assert job.exitcode == 0
+    assert (tmp_path / "log").read_text() == "begins ends "
+    assert [path.name for path in (tmp_path / "data ü").iterdir()] == ["CUB_200_2011"]
+
+
+def test_one_waits_for_a_lock_that_goes(tmp_path: Path) -> None:
+    """Each of many holds it alone, though its file goes each time."""
+    held, most, times = [0], [0], [0]
+    guard = threading.Lock()
+
+    def take() -> None:
+        for _ in range(20):
+            with preparing._alone(tmp_path / "lock"):
+                with guard:
+                    held[0] += 1
+                    most[0] = max(most[0], held[0])
+                    times[0] += 1
+                time.sleep(0.001)
+                with guard:
+                    held[0] -= 1
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (most[0], times[0]) == (1, 120)
+    assert not list(tmp_path.iterdir())

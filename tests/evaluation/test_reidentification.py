@@ -202,5 +202,6 @@ def test_a_run_under_the_protocol(configure: Callable[..., DictConfig], protocol
     options = [*TINY, *data, "method=dces", "method.K=2", f"protocol={protocol}", "trainer.max_steps=4"]
     metrics = run(configure(*options), [])
     assert 0 <= metrics["learners/mean/map"] <= 1
+    assert metrics.get("data/query/images") == (16 if protocol == "market1501" else None)
     assert metrics["test/queries"] == (16 if protocol == "market1501" else 40)
     assert ("test/map_toolkit" in metrics) == (protocol == "market1501")

@@ -81,6 +81,11 @@ def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.5124" in said
     assert "R@1" in said
     assert "9 test images of 3 unseen classes" in " ".join(said.split())
+    apart = {"data/query/images": 4, "data/query/classes": 2, "data/gallery/images": 5, "data/gallery/classes": 3}
+    print_table(metrics | {"data/test/images": 9, "data/test/classes": 3} | apart)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 queries of 2 unseen classes among 5 gallery images" in said
+    assert "test images" not in said
 
 
 def test_curves_on_validation_classes() -> None:

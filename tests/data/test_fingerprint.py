@@ -1,0 +1,114 @@
+"""A run goes on with the data that it began with, or not at all."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+from PIL import Image
+
+from dml.data.fingerprint import difference, fingerprint, places
+from dml.data.folder import folder
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.train import Course, run
+from tests.conftest import TINY
+from tests.runs import photographs
+
+Configure = Callable[..., DictConfig]
+
+
+def add(root: Path) -> None:
+    shutil.copy(root / "class0" / "0.png", root / "class0" / "more.png")
+
+
+def remove(root: Path) -> None:
+    (root / "class3" / "1.png").unlink()
+
+
+def rename(root: Path) -> None:
+    (root / "class1").rename(root / "class1a")
+
+
+def move(root: Path) -> None:
+    (root / "class3" / "1.png").rename(root / "class2" / "more.png")
+
+
+def change(root: Path) -> None:
+    Image.new("RGB", (30, 30)).save(root / "class0" / "0.png")
+
+
+CHANGES = {
+    add: r"^16 images, now 17; \d+ bytes, now \d+$",
+    remove: r"^16 images, now 15; \d+ bytes, now \d+$",
+    rename: "^as many images and bytes, of other names, classes or sides$",
+    move: "^as many images and bytes, of other names, classes or sides$",
+    change: r"^\d+ bytes, now \d+$",
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_what_changed(tmp_path: Path, changes: Callable[[Path], None]) -> None:
+    photographs(tmp_path / "data")
+    before = fingerprint(folder(str(tmp_path / "data")))
+    assert difference(before, fingerprint(folder(str(tmp_path / "data")))) == ""
+    changes(tmp_path / "data")
+    said = difference(before, fingerprint(folder(str(tmp_path / "data"))))
+    assert re.search(CHANGES[changes], said), said
+
+
+def test_of_data_elsewhere_and_in_another_order(tmp_path: Path) -> None:
+    photographs(tmp_path / "data")
+    records = folder(str(tmp_path / "data"))
+    before = fingerprint(records)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = folder(str(tmp_path / "moved"))
+    assert fingerprint(moved) == before
+    assert fingerprint(moved.subset(np.arange(16)[::-1])) == before
+    assert fingerprint(folder(str(tmp_path / "moved"), train_fraction=0.75)) != before
+
+
+def test_of_many_images_in_little_time() -> None:
+    count = 120_000
+    paths = np.array([f"/data/of/some/where/class {i // 10}/a name of an image {i}.jpg" for i in range(count)])
+    labels = np.arange(count) // 10
+    roles = np.where(labels < 6_000, "train", "test")
+    names = [f"class {c}" for c in range(count // 10)]
+    records = Records("many", paths, labels, roles, names, lambda row: Image.new("RGB", (8, 8)))
+    start = time.process_time()
+    fingerprint(records)
+    places(records.paths)
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_does_not_go_on_with_other_data(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs(tmp_path / "data")
+    options = [option for option in TINY if not option.startswith("dataset")]
+    options += ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "backbone=small", "sampler.batch_size=4"]
+    options += ["trainer.max_steps=4", "trainer.checkpoint_every=2", "protocol.every=4"]
+
+    def stop(*_: Any) -> None:
+        raise KeyError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Course, "_report", stop)
+        with pytest.raises(KeyError):
+            run(configure(*options), [])
+    saved = (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes()
+    add(tmp_path / "data")
+    with pytest.raises(
+        UserError,
+        match=r"the data set folder is not the one .* \(16 images, now 17; .* with paths\.output_dir=FOLDER",
+    ):
+        run(configure(*options), [])
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes() == saved
+    (tmp_path / "data" / "class0" / "more.png").unlink()
+    assert run(configure(*options), [])["run/steps"] == 4

@@ -1,0 +1,98 @@
+"""A wrong split is told, whichever data set and protocol it comes of."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+from PIL import Image
+
+from dml.build import build
+from dml.data.records import Records
+from dml.data.splits import check_split
+from dml.errors import UserError
+from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit, Split
+from tests.conftest import TINY
+
+
+def records(paths: list[str] | None = None) -> Records:
+    """Images 0 to 3 of classes 0 and 1 train, 4 to 7 of classes 2 and 3 are sought, 8 to 11 of the same searched."""
+    labels = np.array([0, 0, 1, 1, *[2, 2, 3, 3] * 2], np.int64)
+    roles = np.array(["train"] * 4 + ["query"] * 4 + ["gallery"] * 4)
+    names = np.array(paths or [f"images/{i}.png" for i in range(12)])
+    grey = Image.new("RGB", (32, 32))
+    cameras = np.arange(12)
+    return Records("some", names, labels, roles, list("abcd"), lambda row: grey, cameras=cameras)
+
+
+def rows(*numbers: int) -> np.ndarray:
+    return np.array(numbers)
+
+
+TRAIN, QUERY, GALLERY = rows(0, 1, 2, 3), rows(4, 5, 6, 7), rows(8, 9, 10, 11)
+TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
+
+
+@pytest.mark.parametrize(
+    ("split", "sentence"),
+    [
+        (
+            Split(TRAIN, QUERY, rows(8, 9, 4)),
+            r"images/4\.png of dataset some is a query and in the gallery too \(1 such\)",
+        ),
+        (Split(TRAIN, QUERY, QUERY), r"a query and in the gallery too \(4 such\): a query would find itself"),
+        (
+            Split(rows(0, 1, 4), rows(5, 6), None),
+            r"images/5\.png .*, of the class 'c', is among both training and queries",
+        ),
+        (Split(rows(0, 1, 10), rows(4, 5), rows(8, 9, 11)), r"of the class 'd', is among both training and gallery"),
+        (
+            Split(TRAIN, rows(0, 5), None),
+            r"images/0\.png .* is among both training and queries \(1 such\): give each image",
+        ),
+        (Split(rows(0, 1), QUERY, None, rows(2, 3, 4)), "images/4.png .* is among both validation and queries"),
+        (Split(rows(0, 1), rows(4, 6), None, rows(2, 5)), "of the class 'c', is among both validation and queries"),
+        (Split(rows(0, 1, 2), QUERY, None, rows(3)), "of the class 'b', is among both training and validation"),
+        (Split(rows(0, 1, 1), QUERY, None), r"images/1\.png of dataset some is twice as training \(1 such\)"),
+        (Split(TRAIN, rows(4, 4, 6), None), "is twice as queries"),
+        (Split(TRAIN, QUERY, rows(8, 8)), "is twice as gallery"),
+        (Split(rows(), QUERY, None), "has no images as training"),
+        (Split(TRAIN, rows(), None), "has no images as queries"),
+        (Split(TRAIN, rows(12), None), "has a row as queries that is none of its 12 images"),
+    ],
+)
+def test_what_no_split_may_be(split: Split, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_split(records(), split)
+
+
+def test_one_file_is_one_image(tmp_path: Path) -> None:
+    """Whatever its rows: listed twice, or through a folder that is a link to another."""
+    with pytest.raises(UserError, match=r"images/4\.png .* is a query and in the gallery too"):
+        check_split(records(TWICE), Split(TRAIN, QUERY, GALLERY))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").symlink_to("a")
+    linked = [f"{tmp_path}/{'b' if i >= 8 else 'a'}/{i % 8}.png" for i in range(12)]
+    with pytest.raises(UserError, match=r"b/0\.png .* is among both training and gallery \(4 such\)"):
+        check_split(records(linked), Split(TRAIN, QUERY, GALLERY))
+
+
+def test_splits_as_they_should_be() -> None:
+    data = records()
+    for protocol in (Conventional(), Conventional(select="val_classes"), AcrossCameras(), OneImageGallery()):
+        check_split(data, protocol.split(data))
+    check_split(data, RandomClassSplit(split=0).split(data))
+    check_split(data, MLRC(fold=0, repeat=0, folds=2, repeats=1).split(data))
+    check_split(data, Split(TRAIN, QUERY, np.concatenate([QUERY, GALLERY]), cameras=data.cameras))  # leaves it out
+
+
+def test_a_run_of_a_wrong_protocol_does_not_start(
+    configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: Conventional, data: Records) -> Split:
+        return Split(data.train_rows, data.query_rows, data.query_rows)
+
+    monkeypatch.setattr(Conventional, "split", wrong)
+    with pytest.raises(UserError, match="a query and in the gallery too"):
+        build(configure(*TINY))
