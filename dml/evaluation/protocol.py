@@ -11,6 +11,7 @@ from torch import Tensor
 from dml.data.records import Records
 from dml.errors import UserError, true_or_false, whole_number
 from dml.evaluation.evaluator import Retrieval, Table, score
+from dml.evaluation.inputs import as_ks
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 
@@ -81,12 +82,12 @@ class Conventional:
     ) -> None:
         true_or_false("protocol.clustering", clustering)
         true_or_false("protocol.seen", seen)
-        if not ks or any(k < 1 for k in ks):
-            raise UserError(f"protocol.ks={list(ks)} has to name at least one K, all of them 1 or more.")
+        ks = as_ks(ks, "protocol.ks")
         if 1 not in ks:
             raise UserError(f"protocol.ks={list(ks)} has to hold 1: checkpoints are compared by Recall@1.")
-        if every < 1 or batch_size < 1:
-            raise UserError(f"protocol.every={every} and protocol.batch_size={batch_size} have to be 1 or more.")
+        whole_number("protocol.every", every, 1)
+        whole_number("protocol.batch_size", batch_size, 1)
+        whole_number("protocol.slices", slices, 1)
         if unit not in ("steps", "epochs"):
             raise UserError(f"protocol.unit={unit} has to be steps or epochs.")
         if select not in ("last", "best_test", "val_classes"):
@@ -96,7 +97,7 @@ class Conventional:
         if patience is not None:
             whole_number("protocol.patience", patience, 1)
         self.select, self.criterion, self.patience = select, criterion, patience
-        self.ks = tuple(ks)
+        self.ks = ks
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
