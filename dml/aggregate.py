@@ -19,13 +19,13 @@ from rich.table import Table
 from scipy.stats import t
 from tqdm import tqdm
 
-from dml.command import stop
-from dml.errors import UserError
+from dml.command import ending
+from dml.errors import UserError, whole_number
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
-from dml.report import REPEATS, Run, configuration, leaves
+from dml.report import OUT, REPEATS, Run, configuration, leaves
 from dml.reporting import figures
-from dml.reporting.scores import EMBEDDINGS, read
+from dml.reporting.scores import read_embeddings
 
 FIGURES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R"}
 KINDS = ("separated", "concatenated")
@@ -100,6 +100,8 @@ def together(folders: Sequence[Path]) -> list[Together]:
 def _of_one(runs: Sequence[Run]) -> Together:
     models: dict[Model, Run] = {}
     for run in runs:
+        for name in ("fold", "repeat", "folds"):
+            whole_number(f"protocol.{name} of {run.folder}", run.config.protocol.get(name), 0)
         at = (int(run.config.protocol.fold), int(run.config.protocol.repeat))
         if at in models:
             raise UserError(
@@ -136,7 +138,7 @@ def _check_seeds(models: Mapping[Model, Run]) -> None:
 
 def _embeddings(folder: Path) -> dict[str, np.ndarray]:
     """Of unit norm, `[N,d]`; with the labels, and those of the gallery where it is apart."""
-    found = read(folder / EMBEDDINGS, ("embeddings", "labels"), ("gallery", "gallery_labels"))
+    found = read_embeddings(folder)
     for name in ("embeddings", "gallery"):
         if name in found:
             found[name] = found[name] / np.linalg.norm(found[name], axis=1, keepdims=True)
@@ -195,14 +197,14 @@ def _figures(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     )
 
 
-def write_aggregate(folders: Sequence[Path]) -> dict[str, float]:
-    """`mlrc.json` and `figures/collections.png` in the first folder; prints the tables.
+def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
+    """`mlrc.json` and `figures/collections.png` in a folder, which is made; prints the tables.
 
     Returns:
         The summary of the first configuration, as `mlrc/...`.
 
     Raises:
-        UserError: as `together`, or the first folder cannot be written.
+        UserError: as `together`, or a folder that cannot be written.
     """
     found = together(folders)
     content = [
@@ -214,16 +216,16 @@ def write_aggregate(folders: Sequence[Path]) -> dict[str, float]:
         }
         for one in found
     ]
-    picture = folders[0] / "figures" / "collections.png"
+    picture = out / "figures" / "collections.png"
     try:
-        picture.parent.mkdir(exist_ok=True)
+        picture.parent.mkdir(parents=True, exist_ok=True)
         figures.collections([(one.label, _points(one.collections, one.independent)) for one in found]).savefig(picture)
-        replace_file(folders[0] / "mlrc.json", json.dumps(content, indent=1) + "\n")
+        replace_file(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
     for one in found:
         _print(one)
-    print(f"Collections: {folders[0] / 'mlrc.json'}, {picture}")
+    print(f"Collections: {out / 'mlrc.json'}, {picture}")
     return {f"mlrc/{name}": value for name, value in found[0].summary().items()}
 
 
@@ -273,15 +275,13 @@ def _print(one: Together) -> None:
     Console().print(table)
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dml.aggregate", description=__doc__)
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps; the first is written to"
-    )
-    try:
-        write_aggregate(parser.parse_args().folders)
-    except UserError as mistake:
-        stop(str(mistake))
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
+    parser.add_argument("-o", "--out", type=Path, default=OUT, metavar="FOLDER", help="default: %(default)s")
+    options = parser.parse_args()
+    write_aggregate(options.folders, options.out)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
-    write_summary([folder.path])
+    write_summary([folder.path], folder.path)
     if "fold" in config.protocol and config.protocol.fold is None:
-        metrics |= write_aggregate([folder.path])
+        metrics |= write_aggregate([folder.path], folder.path)
     replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics
 

@@ -3,7 +3,9 @@
 Heavy imports wait until the configuration is composed, so that `--help` answers at once.
 """
 
+import difflib
 import os
+import select
 import signal
 import sys
 import threading
@@ -14,12 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, read_write
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, Interrupted, UserError
+from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
 
 _HERE = Path(__file__).resolve().parent
 # Inside the wheel, or beside the package in a checkout.
@@ -44,18 +45,72 @@ EXECUTION = (
 )
 
 
+@contextmanager
+def ending(files: bool = True) -> Iterator[None]:
+    """How every command ends; also a decorator of its `main`: the exit codes of `dml.errors`, and one sentence for what
+    the user can put right. What is raised by code that is wrong passes, with its traceback.
+
+    Args:
+        files: the system's errors are those of files that the user named; of a training they are not.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a pipe that nobody reads is told quietly
+    except UserError as mistake:
+        stop(str(mistake))
+    except (ConfigCompositionException, OverrideParseException) as mistake:
+        stop(hydra_sentence(mistake))
+    except Interrupted as told:
+        if str(told):
+            print(f"dml: Stopped by {told}; the same line goes on.", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except KeyboardInterrupt:
+        raise SystemExit(CTRL_C) from None
+    except (BrokenPipeError, SystemExit) as left:  # rich leaves with 1 where a pipe broke
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
+        raise SystemExit(UNREAD if isinstance(left, BrokenPipeError) or left.code == 1 else left.code) from None
+    except OSError as error:
+        if not files:
+            raise
+        stop(f"{error.filename or 'What is printed'} cannot be read or written ({error.strerror or error}).")
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of the pipe that this process prints to is closed."""
+    asked = select.poll()
+    asked.register(1, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in asked.poll(0))
+
+
+def hydra_sentence(error: Exception) -> str:
+    """What Hydra says of a command line, in one sentence; of an unknown choice of a group, the near ones."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        near = difflib.get_close_matches(choice.lower(), error.options, n=5, cutoff=0.5)
+        remedy = f"did you mean {', '.join(near)}? --help lists all" if near else f"choose {', '.join(error.options)}"
+        return f"{group}={choice} is unknown: {remedy}."
+    said = [" ".join(str(error).split()) or type(error).__name__]
+    if error.__cause__ is not None and str(error.__cause__).strip():
+        said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
+    if "does not support sweep type" in said[0]:
+        said.append("- choose from such a range with hydra/sweeper=optuna")
+    return " ".join(said).rstrip(".?") + "."
+
+
 def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
     """`task(config)` with Hydra's command line around it.
 
     Returns:
-        A function that leaves with the exit codes of `dml.errors`: 2 and one sentence for a user's mistake, 1 and a
-        traceback for ours.
+        A function that leaves as `ending` says.
     """
-    composed = False
+    own: list[Exception] = []  # what the task raised
 
     def guarded(config: DictConfig) -> Any:
-        nonlocal composed
-        composed = True
         _end_with_parent()
         _stop_when_told()
         try:
@@ -68,61 +123,35 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             raise SystemExit(INTERRUPTED) from None
         except KeyboardInterrupt:
             raise SystemExit(CTRL_C) from None
+        except Exception as error:
+            own.append(error)
+            raise
 
     guarded.__module__ = task.__module__  # Hydra names the job after it
     run = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(guarded)
 
+    @ending(files=False)
     def main() -> None:
+        from dml.sweeps import Sweep
+
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and does not print them and leave
         try:
             run()
-            if Sweep.failed:
-                raise SystemExit(1)
-        except HydraException as mistake:  # of --help, which Hydra does not guard
-            stop(str(mistake))
-        except SystemExit as left:
-            # Hydra has said what the command line lacks, and leaves with 1.
-            raise SystemExit(MISTAKE if left.code == 1 and not (composed or Sweep.began) else left.code) from None
+        except Exception as error:
+            if error in own or Sweep.crashed or isinstance(error, BrokenPipeError | Interrupted):
+                raise
+            if not isinstance(error, HydraException | OmegaConfBaseException) and not Sweep.began:
+                raise
+            sentence = hydra_sentence(error)
+            if not isinstance(error, HydraException | OmegaConfBaseException):  # of a plug-in
+                sentence = f"the sweep ended ({sentence.rstrip('.')}): look at hydra.sweeper.* and hydra.launcher.*"
+            if not Sweep.failed:
+                stop(sentence)
+            print(f"dml: {sentence}", file=sys.stderr)
+        if Sweep.began:
+            Sweep.conclude()
 
     return main
-
-
-class Sweep(Callback):
-    """Begins a sweep (`-m`) with the names of what is swept, and ends it with a table and with the jobs that failed."""
-
-    began = 0.0
-    failed = False
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-        swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]
-        given = {o.get_key_element().lstrip("+~") for o in parsed}
-        params = dict(config.hydra.sweeper.get("params") or {})
-        own = {name: values for name, values in params.items() if name not in given}
-        if own != params:  # of an overlay: what was typed stands above it
-            with read_write(config), read_write(config.hydra):
-                config.hydra.sweeper.params = own
-        os.environ[SWEPT] = ",".join(map(str, [*swept, *own]))
-        Sweep.began = time.time()
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        from dml.report import leaves, write_summary
-
-        folder = Path(config.hydra.sweep.dir)
-        marks = sorted(mark for mark in folder.glob("*.failed") if mark.stat().st_mtime >= Sweep.began - 1)
-        Sweep.failed = bool(marks)  # first of all: what is raised here Hydra makes a warning of
-        try:
-            if folder.is_dir() and leaves([folder]):
-                write_summary([folder])
-        except (UserError, OSError) as error:
-            print(f"dml: {error}", file=sys.stderr)
-        for mark in marks:
-            print(f"Failed: {mark.with_suffix('')} ({mark.read_text().partition(chr(10))[0]})", file=sys.stderr)
-        if marks:
-            print(
-                f"{len(marks)} of the jobs failed. The same sweep with paths.sweep_dir={folder} runs them again and "
-                "skips what is done.",
-                file=sys.stderr,
-            )
 
 
 def stop(sentence: str) -> NoReturn:

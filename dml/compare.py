@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
 
-from dml.command import stop
+from dml.command import ending
 from dml.errors import UserError, whole_number
 from dml.files import replace_file
 from dml.reporting import figures
@@ -133,6 +133,8 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
                 f"{where} and {folder} were tested among different galleries: their difference says nothing."
             )
     valid = first.best_rank > 0
+    if not valid.any():
+        raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
     values = {
         name: tuple(np.mean([of(queries)[valid] for queries in side.values()], axis=0) for side in sides)
         for name, of in FIGURES.items()
@@ -214,6 +216,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     return found
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dml.compare", description=__doc__)
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run, or of several")
@@ -222,11 +225,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--out", type=Path, help="default: compared_with_<RUN_A> in RUN_B")
     options = parser.parse_args()
-    try:
-        out = options.out or options.b / f"compared_with_{options.a.resolve().name}"
-        compare(options.a, options.b, out, options.draws, options.seed)
-    except UserError as mistake:
-        stop(str(mistake))
+    out = options.out or options.b / f"compared_with_{options.a.resolve().name}"
+    compare(options.a, options.b, out, options.draws, options.seed)
 
 
 if __name__ == "__main__":

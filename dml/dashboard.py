@@ -9,7 +9,7 @@ import json
 import warnings
 from typing import Any
 
-from dml.command import stop
+from dml.command import ending, stop
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
@@ -131,6 +131,7 @@ def definition(made: ws.Workspace) -> dict[str, Any]:
     return content
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m dml.dashboard", description=__doc__)
     parser.add_argument("--project", required=True, help="W&B project, as in logger.wandb.project")

@@ -1,18 +1,18 @@
 """`python -m dml.embed RUN IMAGES... -o vectors.npz`: what a trained run makes of any images.
 
 N images, L learners, d width of one learner, D = L*d. The file holds `embeddings [N,D]` float32 of unit norm, the
-learners side by side; `paths [N]`, in the same order; `weights`, a digest of what they were embedded by; and with
---learners `learners [N,L,d]`, each of unit norm.
+learners side by side; `paths [N]`, in the same order; `weights`, a digest of what they were embedded by; `checksum`, of
+all that; and with --learners `learners [N,L,d]`, each of unit norm.
 """
 
 import argparse
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -21,16 +21,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dml.build import _check_targets, load, make
-from dml.command import stop
+from dml.command import ending
 from dml.data.images import SUFFIXES, decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, whole_number
 from dml.files import beside
 from dml.folder import RunFolder, load_checkpoint
 from dml.methods.base import Method
+from dml.reading import check, reading
 
 CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 BATCH = 64
+UNIT = 1e-3  # how far from 1 a norm may be
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,21 @@ class Trained:
             device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
 
         Raises:
-            UserError: no such checkpoint there, a damaged one, or one that asks for something to be called that makes
-                no network and no transform; an unknown device, or one that is not there.
+            UserError: no such checkpoint there, a damaged one, one with weights that are NaN or infinite, or one that
+                asks for something to be called that makes no network and no transform; an unknown device, or one that
+                is not there.
         """
         place = _device(device)
         path = _checkpoint(run, checkpoint)
-        content = load_checkpoint(path)
-        config = OmegaConf.create(content["config"])
-        _check_targets(OmegaConf.to_container(config.transform.test, resolve=True), path)
-        return cls(path, int(content.get("global_step", 0)), config, load(path).to(place), make(config.transform.test))
+        with reading(path, "choose another with --checkpoint, or repeat the run"):
+            content = load_checkpoint(path)
+            config = OmegaConf.create(content["config"])
+            _check_targets(OmegaConf.to_container(config.transform.test, resolve=True), path)
+            method = load(path)
+            for name, weights in method.named_parameters():
+                check(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
+            whole_number("image_size", config.image_size, 1)
+            return cls(path, int(content.get("global_step", 0)), config, method.to(place), make(config.transform.test))
 
     @property
     def width(self) -> int:
@@ -81,8 +89,9 @@ class Trained:
         return self.method.embed(images.to(self.method.device)).float().cpu()
 
     def digest(self) -> str:
-        """The same of the same weights, whatever file they lie in."""
-        found = hashlib.sha256()
+        """The same of the same weights, shown images in the same way, whatever file they lie in."""
+        shown_at = [self.config.image_size, OmegaConf.to_container(self.config.transform.test, resolve=True)]
+        found = hashlib.sha256(json.dumps(shown_at, sort_keys=True).encode())
         for name, value in self.method.state_dict().items():
             if isinstance(value, Tensor):
                 found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
@@ -91,12 +100,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a file of this command holds: `embeddings [N,D]` float32, `paths [N]`, the digest of the weights, which is
-    empty where the file has none."""
+    """What a file of this command holds: `embeddings [N,D]` float32, `paths [N]`, the digest of the weights."""
 
     embeddings: np.ndarray
     paths: np.ndarray
-    weights: str = ""
+    weights: str
+
+    def checksum(self) -> str:
+        """Of all of it."""
+        found = hashlib.sha256(json.dumps([self.weights, self.paths.tolist()]).encode())
+        found.update(np.ascontiguousarray(self.embeddings, np.float32).tobytes())
+        return found.hexdigest()[:32]
 
 
 @dataclass
@@ -139,7 +153,7 @@ def embed_images(
         `[N,D]` float32, of unit norm.
 
     Raises:
-        UserError: as `Trained.of`; no files; images that cannot be read, by name.
+        UserError: as `Trained.of`; no files; images that cannot be read, or whose embedding is none, by name.
     """
     return embed(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
 
@@ -172,6 +186,12 @@ def embed(trained: Trained, files: Sequence[Path], *, batch_size: int = BATCH, s
         remedy = "name others" if skip else "repair or remove them, or leave them out with --skip"
         raise UserError(f"{_unreadable(found.unreadable)}: {remedy}.")
     found.learners = torch.cat(learners).numpy()
+    apart = np.abs(np.linalg.norm(found.learners, axis=2) - 1)
+    if broken := [file for file, ok in zip(found.files, (apart < UNIT).all(1), strict=True) if not ok]:
+        raise UserError(
+            f"{trained.checkpoint} makes vectors that are NaN or not of unit norm of {_some(broken)}: its weights "
+            "cannot be used; choose another with --checkpoint."
+        )
     return found
 
 
@@ -199,6 +219,11 @@ def _unreadable(files: dict[Path, str]) -> str:
     return f"{len(files)} images cannot be read: {', '.join(shown(file) for file in files)}"
 
 
+def _some(files: Sequence[Path]) -> str:
+    named = ", ".join(map(shown, files[:3]))
+    return named + (f" and {len(files) - 3} more images" if len(files) > 3 else "")
+
+
 def shown(path: str | Path) -> str:
     """A path as it can be printed, whatever bytes its name is made of."""
     return os.fsencode(path).decode("utf-8", "replace")
@@ -210,7 +235,7 @@ def image_files(places: Iterable[Path]) -> list[Path]:
     Of folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
 
     Raises:
-        UserError: what is not there, or a folder without images.
+        UserError: what is not there, a folder that cannot be read, or one without images.
     """
     found: list[Path] = []
     for place in places:
@@ -227,8 +252,13 @@ def image_files(places: Iterable[Path]) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
+    def unreadable(error: OSError) -> None:
+        raise UserError(
+            f"the folder {shown(error.filename)} cannot be read ({error.strerror}): make it readable, or name others."
+        )
+
     found = []
-    for at, folders, names in os.walk(folder):
+    for at, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if name[0] != "."]
         found += [Path(at, name) for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)]
     return sorted(found)
@@ -240,7 +270,8 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
     Raises:
         UserError: it cannot be written.
     """
-    content = {"embeddings": vectors.embeddings, "paths": vectors.paths, "weights": np.array(vectors.weights, np.str_)}
+    content = {"embeddings": vectors.embeddings, "paths": vectors.paths}
+    content |= {"weights": np.array(vectors.weights, np.str_), "checksum": np.array(vectors.checksum(), np.str_)}
     if learners is not None:
         content["learners"] = learners
     try:
@@ -251,22 +282,19 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
 
 
 def read_vectors(path: Path) -> Vectors:
-    """A file of `write_vectors`, or another with unit vectors `embeddings [N,D]` and `paths [N]`.
-
-    Raises:
-        UserError: it is none.
-    """
-    try:
+    """A file of `write_vectors`. Raises UserError where it is none, or was changed since."""
+    remedy = "write it with python -m dml.embed"
+    with reading(path, remedy):
         with np.load(path, allow_pickle=False) as content:
             embeddings, paths = content["embeddings"], content["paths"]
-            weights = str(content["weights"]) if "weights" in content else ""
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no file of vectors, or damaged: write one with python -m dml.embed.") from error
-    if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or paths.shape != embeddings.shape[:1] or not len(paths):
-        raise UserError(f"{path} does not hold embeddings [N,D] and paths [N]: write it with python -m dml.embed.")
-    if not np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-3):
-        raise UserError(f"{path} holds embeddings that are not of unit norm: write it with python -m dml.embed.")
-    return Vectors(np.ascontiguousarray(embeddings, np.float32), paths, weights)
+            weights, checksum = (str(content[name]) for name in ("weights", "checksum"))
+        found = Vectors(embeddings, paths, weights)
+        check(embeddings.ndim == 2 and embeddings.dtype == np.float32, "it does not hold embeddings [N,D]")
+        check(paths.shape == embeddings.shape[:1] and len(paths) > 0 and paths.dtype.kind == "U", "no path a row")
+        check(found.checksum() == checksum, "it was changed since it was written: its checksum is another")
+        apart = np.abs(np.linalg.norm(embeddings, axis=1) - 1)
+        check(bool((apart < UNIT).all()), "it holds embeddings that are not of unit norm")
+    return found
 
 
 def _checkpoint(run: Path, name: str) -> Path:
@@ -347,6 +375,7 @@ def write_embeddings(
     print(f"{out}: {count} embeddings of {parts * width} dimensions")
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dml.embed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -357,19 +386,16 @@ def main() -> None:
     parser.add_argument("--learners", action="store_true", help="write the learners one by one too")
     embedding_options(parser)
     options = parser.parse_args()
-    try:
-        write_embeddings(
-            options.run,
-            options.images,
-            options.out,
-            checkpoint=options.checkpoint,
-            batch_size=options.batch_size,
-            device=options.device,
-            learners=options.learners,
-            skip=options.skip,
-        )
-    except UserError as mistake:
-        stop(str(mistake))
+    write_embeddings(
+        options.run,
+        options.images,
+        options.out,
+        checkpoint=options.checkpoint,
+        batch_size=options.batch_size,
+        device=options.device,
+        learners=options.learners,
+        skip=options.skip,
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """How a command ends, the one exception for mistakes that a user can put right, and checks that many components share.
 
 Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
-sentence; 75 told to stop by a signal, with a checkpoint; 130 Ctrl-C. After all but 2 the same command goes on.
+sentence; 75 told to stop by a signal, with a checkpoint; 130 Ctrl-C; 141 nobody reads what is printed any more. After
+all but 2 the same command goes on.
 """
 
 import errno
 import math
 from typing import Any
 
-MISTAKE, INTERRUPTED, CTRL_C = 2, 75, 130  # exit codes; 75 is EX_TEMPFAIL
+MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
 
 
 class Interrupted(Exception):

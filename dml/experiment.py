@@ -22,8 +22,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dml.command import started_from_here, stop
-from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError
+from dml.command import ending, hydra_sentence, started_from_here
+from dml.errors import INTERRUPTED, Interrupted, UserError
 from dml.files import beside, replace_file
 from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
 from dml.provenance import add_start, commit, hardware, starts
@@ -86,7 +86,7 @@ def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
             try:
                 config = compose("config", overrides=list(training.overrides))
             except HydraException as error:
-                raise UserError(f"{training.experiment}, {training.row}: {' '.join(str(error).split())}") from error
+                raise UserError(f"{training.experiment}, {training.row}: {hydra_sentence(error)}") from error
         settings = str(config.dataset)
         if settings not in opened:
             try:
@@ -337,7 +337,7 @@ def _wait_for(command: Sequence[str]) -> int:
         process.wait()
         raise
     if code == INTERRUPTED:
-        raise Interrupted(shlex.join(command))
+        raise Interrupted("a signal to " + shlex.join(command))
     return code
 
 
@@ -366,6 +366,7 @@ def _smoke(experiments: Sequence[Experiment], rows: Sequence[str]) -> None:
     print("All rows compose, train and give their figures, at smoke scale.")
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dml.experiment", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -387,45 +388,37 @@ def main() -> None:
     add("--table", action="store_true", help="print what was measured as Markdown tables")
     add("--report", action="store_true", help="one page of everything named: published, measured, difference")
     options = parser.parse_args()
-    try:
-        for change in options.set:
-            if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
-                raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
-        experiments = find(options.names)
-        if options.rows and len(experiments) != 1:
-            raise UserError("--rows is for one experiment: name it.")
-        trainings = [t for one in experiments for t in one.trainings(options.rows, options.seeds, options.set)]
-        if options.list:
-            _list(experiments)
-        elif options.report:
-            from dml.reporting.experiments import write_page
+    for change in options.set:
+        if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
+            raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
+    experiments = find(options.names)
+    if options.rows and len(experiments) != 1:
+        raise UserError("--rows is for one experiment: name it.")
+    trainings = [t for one in experiments for t in one.trainings(options.rows, options.seeds, options.set)]
+    if options.list:
+        _list(experiments)
+    elif options.report:
+        from dml.reporting.experiments import write_page
 
-            print(f"Report: {write_page(experiments, options.out)}")
-        elif options.table:
-            from dml.reporting.experiments import markdown
+        print(f"Report: {write_page(experiments, options.out)}")
+    elif options.table:
+        from dml.reporting.experiments import markdown
 
-            print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in experiments if one.measured))
-        elif options.sizes:
-            for one in experiments:
-                if found := sizes(one):
-                    print(f"Recorded: {keep(one, found)}")
-        elif not options.names:
-            raise UserError("name an experiment, as abe/table1; --list shows all.")
-        elif options.dry_run:
-            _dry(trainings, options)
-        elif options.scale == "smoke":
-            _smoke(experiments, options.rows)
-        else:
-            _run(experiments, trainings, options)
-    except UserError as mistake:
-        stop(str(mistake))
-    except OSError as error:
-        stop(f"{error.filename} cannot be written or read ({error.strerror}).")
-    except Interrupted as signal:
-        print(f"dml: Stopped by {signal}; the same line goes on.", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
-    except KeyboardInterrupt:
-        raise SystemExit(CTRL_C) from None
+        print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in experiments if one.measured))
+    elif options.sizes and options.set:
+        raise UserError("--sizes is of the rows as they are: leave out --set.")
+    elif options.sizes:
+        for one in experiments:
+            if found := sizes(one):
+                print(f"Recorded: {keep(one, found)}")
+    elif not options.names:
+        raise UserError("name an experiment, as abe/table1; --list shows all.")
+    elif options.dry_run:
+        _dry(trainings, options)
+    elif options.scale == "smoke":
+        _smoke(experiments, options.rows)
+    else:
+        _run(experiments, trainings, options)
 
 
 if __name__ == "__main__":

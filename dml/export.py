@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from dml.command import stop
+from dml.command import ending
 from dml.data.transforms import Transform
 from dml.embed import CHECKPOINTS, Trained, writable
 from dml.errors import UserError
@@ -237,6 +237,7 @@ def _brief(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dml.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -249,8 +250,6 @@ def main() -> None:
     formats = tuple(FILES) if options.format == "both" else (options.format,)
     try:
         export(options.run, options.out or options.run / "export", formats, options.checkpoint)
-    except UserError as mistake:
-        stop(str(mistake))
     except Unfaithful as sentence:
         print(f"dml: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None

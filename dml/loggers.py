@@ -20,6 +20,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from dml.command import SWEPT
 from dml.files import replace_file
 from dml.folder import RunFolder, flat
+from dml.reading import check, is_logged, reading
 
 log = logging.getLogger("dml")
 
@@ -72,11 +73,18 @@ class FolderLogger(Logger):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a last line that was cut short by a kill is left out."""
+    """The records of a `metrics.jsonl`; a last line that was cut short by a kill is left out.
+
+    Raises:
+        UserError: it is not there, or its lines are no figures by name, with a step.
+    """
     records = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            records.append(json.loads(line))
+    with reading(path, "repeat the run, or leave its folder out"):
+        for number, line in enumerate(path.read_text().split("\n")[:-1], 1):
+            record = json.loads(line)
+            check(isinstance(record, dict) and isinstance(record.get("step"), int), f"line {number} has no step")
+            check(all(map(is_logged, record.values())), f"line {number} holds what is no figure")
+            records.append(record)
     return records
 
 

@@ -1,8 +1,8 @@
 """`python -m dml.report FOLDER...`: one table of all finished runs below some folders, what they cost, and a metric
 over each swept number.
 
-Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them. The
-first folder gets summary.html, .md, .csv, .tex and .json, and figures/.
+Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
+summary.html, .md, .csv, .tex and .json, and figures/, go to the folder of -o; none of the runs is written to.
 """
 
 import argparse
@@ -14,24 +14,27 @@ import json
 import re
 import shlex
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
-from dml.command import stop
+from dml.command import ending
 from dml.errors import UserError
 from dml.files import beside, replace_file
 from dml.folder import RunFolder, flat
 from dml.loggers import read_metrics
 from dml.pieces import pieces
+from dml.reading import check, read_figures, reading
 from dml.reporting import figures
 from dml.reporting.page import render
 
@@ -48,6 +51,10 @@ COLUMNS = {
     "test/map@r": "MAP@R",
     "untrained/recall@1": "untrained",
 }
+
+NEEDED = ("test/recall@1", "model/params", "model/flops")  # of every run
+
+OUT = Path("runs/summary")
 
 PRINTED = ("test/recall@1", "learners/mean/recall@1", "learners/self_cosine")  # what 80 columns have room for
 
@@ -76,7 +83,7 @@ class Row:
         learner."""
         figures = [dict(run.metrics) for run in self.runs]
         for one in figures:
-            if "learners/1/recall@1" in one:
+            if {"learners/1/recall@1", "learners/mean/recall@1"} <= one.keys():
                 one["gain"] = one["test/recall@1"] - one["learners/mean/recall@1"]
         return mean_and_std(figures)
 
@@ -104,19 +111,45 @@ def leaves(folders: Iterable[Path]) -> list[Run]:
     """The finished runs below some folders, in the order of their paths; a run of several trainings is those.
 
     Raises:
-        UserError: a folder that is not there.
+        UserError: a folder that is not there, or a run with a damaged file.
     """
     found = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder.")
         for file in sorted(folder.rglob("metrics.json")):
-            config = RunFolder(file.parent).config()
-            if config is not None and not pieces(config):
-                typed = file.parent / "overrides.yaml"
-                overrides = [str(o) for o in OmegaConf.load(typed)] if typed.exists() else []
-                found[file.parent.resolve()] = Run(file.parent, config, overrides, json.loads(file.read_text()))
+            run = _finished(file.parent)
+            if run is not None:
+                found[file.parent.resolve()] = run
     return list(found.values())
+
+
+def _finished(folder: Path) -> Run | None:
+    """The run of one training in a folder; None where it is of several or, which is said, no run's.
+
+    Raises:
+        UserError: a damaged file.
+    """
+    file = RunFolder(folder).config_file
+    config = RunFolder(folder).config()
+    if config is None:
+        if file.exists():
+            print(f"Left out: {folder}, whose config.yaml is no run's or damaged.", file=sys.stderr)
+        return None
+    remedy = "repeat the run, or leave its folder out"
+    with reading(file, remedy):
+        if pieces(config):
+            return None
+        check(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
+        for name in ("seed", "image_size"):
+            check(isinstance(config[name], int), f"{name}={config[name]}")
+    typed, overrides = folder / "overrides.yaml", []
+    if typed.exists():
+        with reading(typed, remedy):
+            given = yaml.safe_load(typed.read_text())
+            check(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
+            overrides = given
+    return Run(folder, config, overrides, read_figures(folder / "metrics.json"))
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
@@ -160,10 +193,11 @@ def _tells(override: str) -> bool:
     return name not in REPEATS and not name.startswith(("paths.", "logger", "hydra"))
 
 
-def write_summary(folders: Sequence[Path], metric: str = "test/recall@1", over: str | None = None) -> Path:
-    """`summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/` in the first folder; prints the table.
+def write_summary(folders: Sequence[Path], out: Path, metric: str = "test/recall@1", over: str | None = None) -> Path:
+    """`summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/` in a folder; prints the table.
 
     Args:
+        out: the folder, which is made.
         metric: drawn over each number that the runs were swept over, with its standard deviation.
         over: the only option to draw it over; None: every one.
 
@@ -171,12 +205,15 @@ def write_summary(folders: Sequence[Path], metric: str = "test/recall@1", over: 
         The page.
 
     Raises:
-        UserError: no finished run below the folders, a metric or an option that they do not have, or the first cannot
-            be written.
+        UserError: no finished run below the folders, a metric or an option that they do not have, or a folder that
+            cannot be written.
     """
     runs = leaves(folders)
     if not runs:
         raise UserError(f"no finished run (config.yaml with metrics.json) lies below {', '.join(map(str, folders))}.")
+    for run in runs:
+        if lacking := [name for name in NEEDED if name not in run.metrics]:
+            raise UserError(f"{run.folder / 'metrics.json'} has no {lacking[0]}: repeat the run, or leave it out.")
     table = rows(runs)
     shown = [name for name in COLUMNS if any(name in row.metrics for row in table)]
     swept = _swept(table, metric, over)
@@ -184,7 +221,7 @@ def write_summary(folders: Sequence[Path], metric: str = "test/recall@1", over: 
     content = [
         {"label": row.label, "runs": [str(run.folder) for run in row.runs], "metrics": row.metrics} for row in table
     ]
-    page, place = folders[0] / "summary.html", folders[0] / "figures"
+    page, place = out / "summary.html", out / "figures"
     drawn = {
         "cost": figures.recall_and_cost([_point(row) for row in table]),
         "recall": figures.recall_over_steps({row.label: _course(row) for row in table}),
@@ -197,15 +234,15 @@ def write_summary(folders: Sequence[Path], metric: str = "test/recall@1", over: 
         "csv": _csv(table),
     }
     try:
-        place.mkdir(exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         for name, figure in drawn.items():
             with beside(pictures[name]) as new:
                 figure.savefig(new, format="png")
         for kind, text in texts.items():
-            replace_file(folders[0] / f"summary.{kind}", text)
+            replace_file(out / f"summary.{kind}", text)
         replace_file(page, _html(table, shown, pictures, list(swept)))
     except OSError as error:
-        raise UserError(f"{folders[0]} cannot be written ({error.strerror}): name a folder of yours first.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
     print(f"Report: {page}")
     return page
 
@@ -313,20 +350,17 @@ def _html(table: Sequence[Row], shown: Sequence[str], pictures: Mapping[str, Pat
     )
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dml.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps; the first is written to"
-    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
+    parser.add_argument("-o", "--out", type=Path, default=OUT, metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--metric", default="test/recall@1", help="drawn over what was swept (default: %(default)s)")
     parser.add_argument("--over", help="the only swept option to draw it over, for example method.M")
     options = parser.parse_args()
-    try:
-        write_summary(options.folders, options.metric, options.over)
-    except UserError as mistake:
-        stop(str(mistake))
+    write_summary(options.folders, options.out, options.metric, options.over)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """`python -m dml.run`: compose the configuration, train, evaluate, report."""
 
-import hashlib
-import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from dml.command import SWEPT, command, started_from_here
+from dml.command import command, started_from_here
 from dml.errors import Interrupted, UserError
 
 
@@ -24,7 +22,9 @@ def _task(config: DictConfig) -> float | None:
     """What a sweep over hyperparameters maximises: see `objective`."""
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return _job_of_a_sweep(config, overrides)
+        from dml.sweeps import job_of_a_sweep
+
+        return job_of_a_sweep(config, overrides)
     _check_overlay(overrides)
     _check_folder_is_named(overrides)
     from dml.collection import run_all
@@ -63,41 +63,14 @@ def _check_folder_is_named(overrides: list[str]) -> None:
         )
 
 
-def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
-    """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
-
-    A job that fails leaves a file `FOLDER.failed` and no figure (of NaN Optuna's sweeper makes an error of
-    its own), and those after it run all the same.
-    """
-    hydra_config = HydraConfig.get()
-    folder = Path(hydra_config.sweep.dir) / job_name(overrides)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    mark = folder.with_name(f"{folder.name}.failed")
-    at_once = not hydra_config.launcher._target_.endswith(".BasicLauncher")
-    log = folder.with_name(f"{folder.name}.log") if at_once else None
-    print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
-    code = job(overrides, folder, log)
-    if code:
-        print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
-        with suppress(OSError):  # a full disk stops no other job
-            mark.write_text(f"exit code {code}\n{shlex.join(_command(overrides, folder))}\n")
-        return None
-    mark.unlink(missing_ok=True)
-    return objective(config, json.loads((folder / "metrics.json").read_text()))
-
-
-def job_name(overrides: list[str]) -> str:
-    """The folder of a job, by what the sweep varies: the same sweep again, or a larger one, finds what is done."""
-    swept = os.environ.get(SWEPT, "").split(",")
-    name = ",".join(o.replace("/", "_") for o in overrides if o.lstrip("+~").partition("=")[0] in swept) or "job"
-    return name if len(name) <= 100 else f"{name[:91]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
+def job(
+    overrides: list[str], folder: Path, log: Path | None = None, is_over: Callable[[], bool] = lambda: False
+) -> int:
     """The exit code of a run in a process of its own, which is passed the signals that this one gets.
 
     Args:
         log: where its output goes; None: where that of this process goes.
+        is_over: asked twice a second: whether the run is to stop as by SIGTERM.
 
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
@@ -105,7 +78,7 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
     told = []
     with started_from_here(), (log or Path(os.devnull)).open("a") as file:
         output: Any = file if log else None
-        process = subprocess.Popen(_command(overrides, folder), stdout=output, stderr=output)
+        process = subprocess.Popen(typed(overrides, folder), stdout=output, stderr=output)
 
     def pass_on(number: int, frame: Any) -> None:
         told.append(number)
@@ -115,7 +88,12 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
     here = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, pass_on) for number in numbers} if here else {}
     try:
-        code = process.wait()
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            if not told and is_over():
+                pass_on(signal.SIGTERM, None)
+        code = process.returncode
     except KeyboardInterrupt:  # the terminal told the run too
         process.wait()
         raise
@@ -127,7 +105,8 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
     return code
 
 
-def _command(overrides: list[str], folder: Path) -> list[str]:
+def typed(overrides: list[str], folder: Path) -> list[str]:
+    """The command of a run in a folder."""
     quoted = str(folder).replace("'", "\\'")  # Hydra's grammar takes few characters bare
     return [sys.executable, "-m", "dml.run", *overrides, f"paths.output_dir='{quoted}'"]
 

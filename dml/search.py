@@ -1,8 +1,9 @@
 """`python -m dml.search RUN GALLERY QUERY... [-k 10] [-o FOLDER]`: the images of a gallery that are nearest to others,
 as a trained run sees them.
 
-GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of a search before, whose index is used
-again. Similarities are cosines of whole embeddings. FOLDER gets index.faiss, vectors.npz and results.html.
+GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of a search before, whose vectors are used
+again. Similarities are cosines of whole embeddings. FOLDER gets vectors.npz, index.faiss, an index of these for other
+programs, and results.html.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dml.command import stop
+from dml.command import ending
 from dml.data.images import decode, quiet
 from dml.embed import (
     BATCH,
@@ -147,7 +148,7 @@ def search(
         gallery = _stored(place, trained)
     else:
         vectors = read_vectors(place)
-        _check_same(place, vectors.embeddings.shape[1], vectors.weights, trained)
+        _check_same(place, vectors, trained)
         gallery = _store(folder, vectors, place)
     _check_k(k, len(gallery.paths))
     of_queries = embed(trained, asked, batch_size=batch_size, skip=skip)
@@ -178,36 +179,42 @@ def _write_index(folder: Path, index: Any) -> None:
     """Raises UserError where it cannot be written."""
     try:
         with beside(folder / INDEX) as new:
-            need_faiss().write_index(index, str(new))
-    except (OSError, RuntimeError) as error:  # faiss's, of a full disk
-        raise UserError(f"{folder / INDEX} cannot be written: name another folder with -o.") from error
+            new.write_bytes(_content(index))
+    except OSError as error:
+        raise UserError(
+            f"{folder / INDEX} cannot be written ({error.strerror}): name another folder with -o."
+        ) from error
+
+
+def _content(index: Any) -> bytes:
+    """Of the file of an index."""
+    content: bytes = need_faiss().serialize_index(index).tobytes()
+    return content
 
 
 def _stored(folder: Path, trained: Trained) -> Gallery:
-    """The index of a search before. Raises UserError for one that is damaged, or of another embedding."""
-    try:
-        index = need_faiss().read_index(str(folder / INDEX))
-    except RuntimeError as error:
-        raise UserError(f"{folder / INDEX} is no index of faiss, or damaged: delete it, and search anew.") from error
-    _check_same(folder / INDEX, index.d, "", trained)
+    """What a search before has left. Raises UserError for vectors of another embedding, or an index of other vectors:
+    an exact index is a function of its vectors, and faiss reads no file that it did not write."""
     vectors = read_vectors(folder / VECTORS)
-    _check_same(folder / VECTORS, vectors.embeddings.shape[1], vectors.weights, trained)
-    if index.ntotal != len(vectors.paths):
+    _check_same(folder / VECTORS, vectors, trained)
+    index = index_of(vectors.embeddings)
+    if (folder / INDEX).read_bytes() != _content(index):
         raise UserError(
-            f"{folder / INDEX} has {index.ntotal} vectors, {VECTORS} beside it {len(vectors.paths)}: delete both, and "
-            "search anew."
+            f"{folder / INDEX} is not the index of {VECTORS} beside it, or damaged: delete it, and search in "
+            f"{folder / VECTORS}."
         )
     return Gallery(index, vectors.paths.tolist())
 
 
-def _check_same(file: Path, width: int, weights: str, trained: Trained) -> None:
-    """Raises UserError for vectors of another width or of other weights than the run's; no digest tells nothing."""
+def _check_same(file: Path, vectors: Vectors, trained: Trained) -> None:
+    """Raises UserError for vectors of another width or of other weights than the run's."""
+    width = vectors.embeddings.shape[1]
     if width != trained.width:
         raise UserError(
             f"{shown(file)} has {width} dimensions, the run's embedding {trained.width}: embed the gallery with this "
             "run."
         )
-    if weights and weights != trained.digest():
+    if vectors.weights != trained.digest():
         raise UserError(
             f"{shown(file)} was embedded by other weights than those of {trained.checkpoint}: embed the gallery with "
             "this run, or choose its --checkpoint."
@@ -261,6 +268,7 @@ def _thumbnail(path: str) -> str | None:
     return base64.b64encode(file.getvalue()).decode()
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m dml.search", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -274,20 +282,17 @@ def main() -> None:
     )
     embedding_options(parser)
     options = parser.parse_args()
-    try:
-        search(
-            options.run,
-            options.gallery,
-            options.queries,
-            options.out,
-            k=options.k,
-            checkpoint=options.checkpoint,
-            batch_size=options.batch_size,
-            device=options.device,
-            skip=options.skip,
-        )
-    except UserError as mistake:
-        stop(str(mistake))
+    search(
+        options.run,
+        options.gallery,
+        options.queries,
+        options.out,
+        k=options.k,
+        checkpoint=options.checkpoint,
+        batch_size=options.batch_size,
+        device=options.device,
+        skip=options.skip,
+    )
 
 
 if __name__ == "__main__":

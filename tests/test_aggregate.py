@@ -106,7 +106,7 @@ def test_the_interval_covers() -> None:
 
 
 def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = write_aggregate([made])
+    figures = write_aggregate([made], made)
     said = " ".join(capsys.readouterr().out.split())
     assert "lr=0.1: 12 trainings, 4 folds" in said
     assert "concatenated 20-d, 81 collections" in said
@@ -132,7 +132,7 @@ def test_some_trainings_are_lacking(made: Path) -> None:
 def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fold, repeat in itertools.product(range(4), (1, 2)):
         shutil.rmtree(made / f"{fold}.{repeat}")
-    figures = write_aggregate([made])
+    figures = write_aggregate([made], made)
     assert "One collection: it takes several repetitions for a spread." in " ".join(capsys.readouterr().out.split())
     assert "mlrc/separated/map@r/std" not in figures
     assert not any(math.isnan(value) for value in figures.values())
@@ -163,7 +163,7 @@ def test_mistakes(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="were tested on different images"):
         together([made])
     (made / "1.1" / "embeddings.npz").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"embeddings\.npz cannot be read"):
+    with pytest.raises(UserError, match=r"embeddings\.npz is damaged"):
         together([made])
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no finished training of protocol=mlrc"):

@@ -148,7 +148,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*nowhere/queries\.npz"):
         paired([a], [tmp_path / "nowhere"])
     (a / "queries.npz").write_bytes(b"PK\x03")
-    with pytest.raises(UserError, match=r"queries\.npz cannot be read"):
+    with pytest.raises(UserError, match=r"queries\.npz is damaged"):
         paired([a], [b])
     with pytest.raises(UserError, match="--draws=3"):
         compare(b, b, tmp_path / "out", draws=3)

@@ -1,9 +1,12 @@
 """Vectors of any images by a trained run."""
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 
 from dml.build import build
-from dml.embed import embed_images, image_files, main, read_vectors
+from dml.embed import Trained, Vectors, embed, embed_images, image_files, main, read_vectors, write_vectors
 from dml.errors import UserError
 from dml.evaluation import evaluator
 from dml.methods.base import Method
@@ -146,20 +149,78 @@ def test_a_transform_that_could_do_anything_is_refused(run: Path, tmp_path: Path
 
 def test_files_that_hold_no_vectors(tmp_path: Path) -> None:
     rows, names = np.eye(2, dtype=np.float32), np.array(["a", "b"])
-    for name, content, sentence in [
-        ("other", {"x": rows}, "no file of vectors"),
-        ("pickled", {"embeddings": rows, "paths": names.astype(object)}, "no file of vectors"),
-        ("long", {"embeddings": 2 * rows, "paths": names}, "unit norm"),
-        ("short", {"embeddings": rows, "paths": names[:1]}, r"\[N,D\]"),
+    path = tmp_path / "vectors.npz"
+    whole = Vectors(rows, names, "of these weights")
+    write_vectors(path, whole)
+    with np.load(path) as file:
+        content = dict(file)
+    assert read_vectors(path).weights == "of these weights"
+    for changed, sentence in [
+        ({"embeddings": None}, "embeddings"),
+        ({"checksum": None}, "checksum"),
+        ({"weights": None}, "weights"),
+        ({"paths": names.astype(object)}, "Python objects"),
+        ({"paths": names[:1]}, "no path a row"),
+        ({"paths": names[::-1]}, "changed since"),
+        ({"embeddings": rows[::-1]}, "changed since"),
+        ({"embeddings": 2 * rows, "checksum": Vectors(2 * rows, names, whole.weights).checksum()}, "unit norm"),
+        ({"weights": np.array("of others")}, "changed since"),
     ]:
-        np.savez(tmp_path / f"{name}.npz", **content)
-        with pytest.raises(UserError, match=sentence):
-            read_vectors(tmp_path / f"{name}.npz")
-    (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(UserError, match="no file of vectors"):
-        read_vectors(tmp_path / "text.npz")
-    np.savez(tmp_path / "others.npz", embeddings=rows, paths=names)
-    assert read_vectors(tmp_path / "others.npz").weights == ""
+        np.savez(path, **{name: value for name, value in (content | changed).items() if value is not None})
+        with pytest.raises(UserError, match=f"vectors.npz is damaged, or none of a run .*{sentence}.*dml.embed"):
+            read_vectors(path)
+    path.write_text("no archive")
+    with pytest.raises(UserError, match="damaged"):
+        read_vectors(path)
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions do not bind root, so the system's answer is made."""
+    photographs(tmp_path / "photos", classes=2, each=1)
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("class1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(UserError, match=r"the folder .*class1 cannot be read \(Permission denied\)"):
+        image_files([tmp_path / "photos"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_no_numbers(run: Path, tmp_path: Path, value: float) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=1)
+    path = run / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)
+    name = next(name for name in state["state_dict"] if name.endswith(".weight"))
+    state["state_dict"][name][0] = value
+    torch.save(state, path)
+    with pytest.raises(UserError, match=r"last\.ckpt .*are NaN or infinite"):
+        embed_images(run, files)
+
+
+def test_vectors_that_are_no_numbers(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights that are: buffers, or what overflows."""
+    files = photographs(tmp_path / "photos", classes=1, each=3)
+    trained = Trained.of(run)
+    for value in (np.nan, 0.0):
+        broken = torch.full((3, 2, 12), 12**-0.5)
+        broken[1] = value
+        monkeypatch.setattr(Trained, "embed", lambda self, images, broken=broken: broken)
+        with pytest.raises(UserError, match=rf"NaN or not of unit norm of {re.escape(str(files[1]))}: its weights"):
+            embed(trained, files)
+
+
+def test_the_digest_is_of_the_weights_and_of_how_images_are_shown(run: Path) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    digest, state = Trained.of(run).digest(), torch.load(path, weights_only=True)
+    torch.save(state | {"global_step": 9}, path)
+    assert Trained.of(run).digest() == digest
+    state["config"]["image_size"] = 40
+    torch.save(state, path)
+    assert Trained.of(run).digest() != digest
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
         assert row.metrics["test/recall@1/std"] == pytest.approx(np.std(recalls, ddof=1))
         assert row.metrics["gain"] == pytest.approx(np.mean(recalls) / 2)
         assert row.cell("test/recall@1") == f"{np.mean(recalls):.4f}±{np.std(recalls, ddof=1):.4f}"
-    page = write_summary([tmp_path / "sweep"]).read_text()
+    page = write_summary([tmp_path / "sweep"], tmp_path / "sweep").read_text()
     assert table[0].cell("test/recall@1") in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []
     written = json.loads((tmp_path / "sweep" / "summary.json").read_text())
@@ -57,7 +57,7 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         recall = 0.1 * learners + 0.01 * weight + 0.001 * seed
         options = [f"method.M={learners}", f"method.lambda_div={weight}", f"seed={seed}"]
         make_run(str(job), recall, "method=abe", *options)
-    write_summary([tmp_path])
+    write_summary([tmp_path], tmp_path)
     cells = [("method.M=1 method.lambda_div=0.5", "0.1055±0.0007"), ("method.M=8 method.lambda_div=1", "0.8105±0.0007")]
     markdown, latex = ((tmp_path / f"summary.{kind}").read_text() for kind in ("md", "tex"))
     for name, cell in cells:
@@ -81,9 +81,9 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         assert (tmp_path / "figures" / f"over_{name}.png").exists()
     assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
     with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
-        write_summary([tmp_path], "learners/mean/recal")
+        write_summary([tmp_path], tmp_path, "learners/mean/recal")
     with pytest.raises(UserError, match=r"not swept over numbers of lr; they were over method\.M, method\.lambda_div"):
-        write_summary([tmp_path], over="lr")
+        write_summary([tmp_path], tmp_path, over="lr")
 
 
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_what_is_no_finished_run_is_left_out(make_run: MakeRun, tmp_path: Path) 
 
 def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no finished run"):
-        write_summary([tmp_path])
+        write_summary([tmp_path], tmp_path)
     with pytest.raises(UserError, match="nowhere is no folder"):
-        write_summary([tmp_path, tmp_path / "nowhere"])
+        write_summary([tmp_path, tmp_path / "nowhere"], tmp_path)
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     with pytest.raises(SystemExit) as left:
         main()

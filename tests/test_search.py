@@ -4,11 +4,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig
 
 from dml.embed import embed_images
@@ -111,14 +113,14 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
     (tmp_path / "damaged" / "index.faiss").write_text("no index")
     out = tmp_path / "out"
     for options, sentence in {
-        (run, tmp_path / "wide_found", files[0]): "index.faiss has 32 dimensions, the run's embedding 24",
+        (run, tmp_path / "wide_found", files[0]): "vectors.npz has 32 dimensions, the run's embedding 24",
         (
             run,
             tmp_path / "wide_found" / "vectors.npz",
             files[0],
         ): "vectors.npz has 32 dimensions, the run's embedding 24",
         (run, tmp_path / "other_found", files[0]): "was embedded by other weights",
-        (other, tmp_path / "damaged", files[0]): "no index of faiss, or damaged",
+        (other, tmp_path / "damaged", files[0]): "index.faiss is not the index of vectors.npz",
         (run, tmp_path / "photos", tmp_path / "notes.txt"): "notes.txt cannot be read",
         (run, tmp_path / "photos", files[0], "-k", "5"): "-k 5 nearest images are asked for, the gallery holds 4",
         (run, tmp_path / "photos", files[0], "-k", "0"): "-k=0",
@@ -126,13 +128,46 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
         (run, tmp_path / "nowhere", files[0]): "there is no gallery",
         (run, tmp_path / "photos", tmp_path / "nowhere"): "there is no image",
         (tmp_path / "empty", tmp_path / "photos", files[0]): "has no checkpoint",
-        (run, tmp_path / "notes.txt", files[0]): "is no file of vectors",
+        (run, tmp_path / "notes.txt", files[0]): "notes.txt is damaged, or none of a run",
     }.items():
         code, said = call(*options, *(() if "-k" in options else ("-k", "1")), "-o", out)
         assert code == 2
         assert said.startswith("dml: ")
         assert sentence in said
         assert said.count("\n") == 1
+
+
+def test_what_was_changed_since_is_noticed(
+    run: Path, configure: Configure, method_of: MethodOf, tmp_path: Path, call: Call
+) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    assert call(run, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "whole")[0] == 0
+    two = ("method=abe", "method.M=2")
+    method = method_of(*two)
+    with torch.no_grad():
+        next(method.parameters()).add_(0.01)  # of the same width
+    other = untrained_run(configure, tmp_path / "other", method, *two)
+    assert call(other, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "others")[0] == 0
+
+    def flipped(at: int) -> None:
+        content = bytearray((tmp_path / "some" / "index.faiss").read_bytes())
+        content[at] ^= 1
+        (tmp_path / "some" / "index.faiss").write_bytes(content)
+
+    def of_the_other(name: str) -> None:
+        shutil.copy(tmp_path / "others" / name, tmp_path / "some" / name)
+
+    changes = [partial(flipped, at) for at in (0, 4, 20, -1, -40)]
+    for change in [*changes, *(partial(of_the_other, name) for name in ("index.faiss", "vectors.npz"))]:
+        shutil.copytree(tmp_path / "whole", tmp_path / "some")
+        change()
+        code, said = call(run, tmp_path / "some", files[0], "-k", "1")
+        assert code == 2
+        assert "is not the index of" in said or "other weights" in said
+        assert said.count("\n") == 1
+        shutil.rmtree(tmp_path / "some")
+    code, said = call(other, tmp_path / "whole" / "vectors.npz", files[0], "-k", "1")
+    assert (code, "other weights" in said) == (2, True)
 
 
 def test_without_faiss(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

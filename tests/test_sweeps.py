@@ -17,7 +17,7 @@ from dml.build import build_method
 from dml.command import CONF, SWEPT
 from dml.errors import INTERRUPTED
 from dml.loggers import read_metrics
-from dml.run import job_name
+from dml.sweeps import NAME_BYTES, job_name
 from tests.conftest import TINY
 
 TINIER = [*TINY, "trainer.max_steps=2", "protocol.every=2", "protocol.clustering=false"]
@@ -146,9 +146,35 @@ def test_names_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWEPT, "method.M,seed,dataset,new")
     assert job_name(["+new=1", "lr=2"]) == "+new=1"
     assert job_name(["method=abe", "method.M=2", "lr=1", "seed=3"]) == "method.M=2,seed=3"
-    assert job_name(["dataset=a/b", "lr=1"]) == "dataset=a_b"
     assert job_name(["lr=1"]) == "job"
-    long = [job_name([f"dataset={'x' * 200}{i}"]) for i in range(2)]
-    assert long[0] != long[1]
-    assert all(len(name) == 100 for name in long)
-    assert os.sep not in "".join(long)
+
+
+NAMES = [
+    [f"+note={one}", f"seed={other}"]
+    for one, other in product(
+        [
+            "a/b",
+            "a_b",
+            "a%2Fb",
+            "a,b",
+            "[a,b]",
+            "a",
+            "x" * 300,
+            "x" * 301,
+            "\N{SNOWMAN}" * 40,
+            "\N{SNOWMAN}" * 41,
+            "\udcff",
+        ],
+        ["1", "2", "1,seed=2"],
+    )
+]
+
+
+def test_different_jobs_have_different_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWEPT, "note,seed")
+    names = [job_name(overrides) for overrides in NAMES]
+    assert len(set(names)) == len(NAMES)
+    for name in names:
+        assert "/" not in name
+        assert len(os.fsencode(name)) <= NAME_BYTES
+    assert names[0] == "+note=a%2Fb,seed=1"

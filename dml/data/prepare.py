@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import dml
 from dml.build import open_dataset
-from dml.command import CONF, stop
+from dml.command import CONF, ending, hydra_sentence
 from dml.data.fetch import fetch
 from dml.data.records import Records
 from dml.data.unpack import Damaged, take
@@ -246,6 +246,7 @@ def _counts(records: Records) -> str:
     )
 
 
+@ending(files=False)
 def main() -> None:
     typed = sys.argv[1:]
     if not typed or {"-h", "--help"} & set(typed):
@@ -257,10 +258,8 @@ def main() -> None:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=overrides)
         prepare(config, sources)
-    except UserError as mistake:
-        stop(str(mistake))
     except (HydraException, OmegaConfBaseException) as mistake:
-        stop(" ".join(str(mistake).split()))
+        raise UserError(hydra_sentence(mistake)) from mistake
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Embeddings and labels as a caller has them, checked once and turned into tensors."""
+"""What a caller gives - embeddings, labels, numbers - checked once and turned into what the figures are computed of."""
+
+import operator
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -7,14 +11,47 @@ from torch import Tensor
 
 from dml.errors import UserError
 
+# Largest magnitude of an embedding's value: squares and sums of such values stay far within float64.
+LARGEST = float(torch.finfo(torch.float32).max)
+
+
+def as_number(value: Any, name: str, least: int = 1) -> int:
+    """A whole number of Python's or NumPy's, from `least` to 2^32 - 1. Raises UserError for anything else."""
+    try:
+        number = None if isinstance(value, bool | np.bool_ | Tensor) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number < 2**32:
+        raise UserError(f"{name}={value!r} has to be a whole number between {least} and {2**32 - 1}.")
+    return number
+
+
+def as_ks(values: Iterable[Any], name: str = "ks") -> tuple[int, ...]:
+    """The K of Recall@K, in their order.
+
+    Raises:
+        UserError: no sequence of whole numbers of 1 or more, or one that is there twice.
+    """
+    try:
+        given = list(values)
+    except TypeError:
+        raise UserError(f"{name}={values!r} has to be a sequence of whole numbers, as (1, 10).") from None
+    found = tuple(as_number(k, f"a K in {name}") for k in given)
+    if len(set(found)) < len(found):
+        raise UserError(f"{name}={list(found)} names a K twice.")
+    return found
+
 
 def as_embeddings(values: ArrayLike | Tensor, name: str) -> Tensor:
     """`[N,D]`, on the device where it is.
 
     Raises:
-        UserError: another number of dimensions, no row or no column, or a value that is not finite.
+        UserError: no real numbers, another number of dimensions, no row or no column, or a value that is not finite or
+            beyond float32.
     """
-    tensor = _tensor(values)
+    tensor = _tensor(values, name)
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise UserError(f"{name} holds {tensor.dtype}; give real numbers.")
     if tensor.dim() != 2 or 0 in tensor.shape:
         raise UserError(f"{name} has shape {list(tensor.shape)}; give it as [N,D] with at least one row and column.")
     broken = (~tensor.isfinite()).any(1).nonzero()
@@ -23,6 +60,8 @@ def as_embeddings(values: ArrayLike | Tensor, name: str) -> Tensor:
             f"Row {int(broken[0])} of {name} holds NaN or infinity ({len(broken)} such rows); look for a diverged "
             "training or a division by a zero norm."
         )
+    if max(abs(float(bound)) for bound in tensor.aminmax()) > LARGEST:
+        raise UserError(f"{name} holds values beyond {LARGEST:.2g}, the range of float32; divide all of them by one.")
     return tensor
 
 
@@ -32,7 +71,7 @@ def as_labels(values: ArrayLike | Tensor, embeddings: Tensor, name: str) -> Tens
     Raises:
         UserError: labels that are not whole numbers, or another number of them than of embeddings.
     """
-    tensor = _tensor(values)
+    tensor = _tensor(values, name)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise UserError(f"{name} holds {tensor.dtype}; give class labels as whole numbers.")
     if tensor.shape != embeddings.shape[:1]:
@@ -55,8 +94,26 @@ def as_pair(queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None) -> 
     return points, items
 
 
-def _tensor(values: ArrayLike | Tensor) -> Tensor:
+def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+    """A dense tensor of a type that torch computes with. Raises UserError for what has no numbers."""
     if isinstance(values, Tensor):
-        return values.detach()
-    # torch refuses negative strides and warns of read-only memory.
-    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        if values.layout != torch.strided or values.is_quantized:
+            raise UserError(f"{name} is a tensor of layout {values.layout}; give a dense one of plain numbers.")
+        if values.dtype not in (torch.uint16, torch.uint32, torch.uint64):
+            return values.detach()
+        return _tensor(values.detach().cpu().numpy(), name).to(values.device)
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:  # rows of different lengths
+        raise UserError(f"{name} is no array of numbers ({error}).") from error
+    if array.dtype.kind not in "biufc":
+        raise UserError(f"{name} holds {array.dtype}; give numbers.")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch counts with int64
+        if array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise UserError(f"{name} holds {array.max()}, which is beyond int64; give smaller numbers.")
+        array = array.astype(np.int64)
+    elif array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    # torch refuses another machine's byte order and negative strides, and warns of read-only memory.
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(native, requirements=["C", "W"]))

@@ -21,7 +21,7 @@ from torch import Tensor
 from dml.distributed import share_of, sum_of_shares
 from dml.errors import UserError
 from dml.evaluation.clustering import clustering_scores, kmeans
-from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
+from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
 
 
@@ -59,7 +59,7 @@ def evaluate(
 
     Args:
         embeddings, labels, gallery, gallery_labels, block, shared: see `rank`.
-        ks: the K of Recall@K, each 1 or more; a large one costs no more time than a small one.
+        ks: the K of Recall@K, each 1 or more and there once; a large one costs no more time than a small one.
         clustering: k-means of the queries' embeddings as given, one cluster a class.
         seed: of k-means.
 
@@ -68,10 +68,9 @@ def evaluate(
         `queries_without_positive` (left out of the averages), and with `clustering` `nmi` and `f1`.
 
     Raises:
-        UserError: as `rank` does; a K below 1; no query has a positive; clustering without faiss.
+        UserError: as `rank` does; a K that is none; no query has a positive; clustering without faiss.
     """
-    if any(k < 1 for k in ks):
-        raise UserError(f"ks={list(ks)} has to hold numbers of 1 or more.")
+    ks = as_ks(ks)
     ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block, shared=shared)
     found = ranking.positives > 0
     if not found.any():
@@ -92,6 +91,7 @@ def cluster(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed:
     """`nmi` and `f1` of k-means, one cluster a class: `[N,D]`, `[N]`. Raises UserError as `evaluate` does."""
     points = as_embeddings(embeddings, "embeddings")
     classes = as_labels(labels, points, "labels").cpu().numpy()
+    seed = as_number(seed, "seed", 0)
     return clustering_scores(kmeans(points.float().cpu().numpy(), len(np.unique(classes)), seed=seed), classes)
 
 
@@ -119,8 +119,9 @@ def rank(
 
     Raises:
         UserError: shapes that do not fit, labels that are no whole numbers, NaN or infinity among the embeddings,
-            one of `gallery` and `gallery_labels` without the other.
+            one of `gallery` and `gallery_labels` without the other, a block below 1.
     """
+    block = as_number(block, "block")
     if (gallery is None) != (gallery_labels is None):
         raise UserError("gallery and gallery_labels belong together: give both or neither.")
     queries, items = as_pair(embeddings, gallery)

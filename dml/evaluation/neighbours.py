@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dml.errors import UserError
-from dml.evaluation.inputs import as_pair
+from dml.evaluation.inputs import as_number, as_pair
 from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
 
 
@@ -34,7 +34,8 @@ def nearest(
     """
     points, items = as_pair(queries, gallery)
     available = len(items) - (gallery is None)
-    if not 1 <= k <= available:
+    block = as_number(block, "block")
+    if as_number(k, "k", 0) not in range(1, available + 1):
         raise UserError(f"k={k} nearest items asked for; choose 1 to {available}, what the gallery holds.")
     space = Space.of(points, items)
     distances, indices = [], []

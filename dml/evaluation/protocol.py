@@ -12,6 +12,7 @@ from torch import Tensor
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Retrieval, Table, score
+from dml.evaluation.inputs import as_ks
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.ranges import Count, Few, Seed, Size, WholeNumber
@@ -81,10 +82,11 @@ class Conventional:
         slices: Few = 1,
         seen: bool = False,
     ) -> None:
+        ks = as_ks(ks, "protocol.ks")
         if 1 not in ks:
             raise UserError(f"protocol.ks={list(ks)} has to hold 1: checkpoints are compared by Recall@1.")
         self.select, self.criterion, self.patience = select, criterion, patience
-        self.ks = tuple(ks)
+        self.ks = ks
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 

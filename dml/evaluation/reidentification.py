@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dml.distributed import from_all_ranks, share_of
 from dml.errors import UserError
-from dml.evaluation.inputs import as_embeddings, as_labels, as_pair
+from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.metrics import rank
 from dml.evaluation.scores import TILE, Space, full_precision, strips
 
@@ -54,8 +54,7 @@ def across_cameras(
         UserError: shapes that do not fit, labels that are no whole numbers, NaN, a K below 1, or no query has a
             positive.
     """
-    if any(k < 1 for k in ks):
-        raise UserError(f"ks={list(ks)} has to hold numbers of 1 or more.")
+    ks, block = as_ks(ks), as_number(block, "block")
     queries, items = as_pair(embeddings, gallery)
     of_query = torch.stack([as_labels(labels, queries, "labels"), as_labels(cameras, queries, "cameras")])
     of_item = torch.stack(
@@ -122,8 +121,7 @@ def one_image_gallery(
     Raises:
         UserError: as `dml.evaluation.metrics.rank` does; a K or a number of draws below 1; no identity with two images.
     """
-    if any(k < 1 for k in ks) or draws < 1:
-        raise UserError(f"ks={list(ks)} and draws={draws} have to be numbers of 1 or more.")
+    ks, draws, seed = as_ks(ks), as_number(draws, "draws"), as_number(seed, "seed", 0)
     points = as_embeddings(embeddings, "embeddings")
     identities = as_labels(labels, points, "labels")
     if len(identities.unique()) == len(identities):

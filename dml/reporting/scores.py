@@ -10,7 +10,10 @@ import numpy as np
 from dml.build import Parts
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table
+from dml.evaluation.inputs import as_embeddings, as_labels
+from dml.reading import check, reading
 
+REPEAT = "repeat the run"
 QUERIES, EMBEDDINGS = "queries.npz", "embeddings.npz"
 
 
@@ -58,7 +61,33 @@ def write_scores(folder: Path, parts: Parts, table: Table) -> None:
 
 def read_queries(folder: Path) -> Queries:
     """Raises UserError where a folder has no such file, or a damaged one."""
-    return Queries(**read(folder / QUERIES, ("paths", "classes", "best_rank", "average_precision")))
+    path = folder / QUERIES
+    with reading(path, REPEAT):
+        found = Queries(**read(path, ("paths", "classes", "best_rank", "average_precision")))
+        kinds = {"paths": "U", "classes": "U", "best_rank": "iu", "average_precision": "f"}
+        for name, kind in kinds.items():
+            values = getattr(found, name)
+            check(values.ndim == 1 and len(values) == len(found.paths), f"{name} has shape {list(values.shape)}")
+            check(values.dtype.kind in kind, f"{name} holds {values.dtype}")
+        check(len(found.paths) > 0, "it holds no query")
+        check(bool((found.best_rank >= 0).all()), "a rank is below 0")
+        precisions = found.average_precision
+        check(bool(((precisions >= 0) & (precisions <= 1)).all()), "an average precision is not within 0 to 1")
+    return found
+
+
+def read_embeddings(folder: Path) -> dict[str, np.ndarray]:
+    """`embeddings [N,D]` and `labels [N]`, and those of the gallery where it is apart. Raises as `read_queries`."""
+    path = folder / EMBEDDINGS
+    with reading(path, REPEAT):
+        found = read(path, ("embeddings", "labels"), ("gallery", "gallery_labels"))
+        check(("gallery" in found) == ("gallery_labels" in found), "a gallery has no labels")
+        for name, labels in (("embeddings", "labels"), ("gallery", "gallery_labels")):
+            if name in found:
+                points = as_embeddings(found[name], name)
+                as_labels(found[labels], points, labels)
+                check(bool((points.norm(dim=1) > 0).all()), f"a row of {name} is all 0")
+    return found
 
 
 def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
@@ -66,11 +95,8 @@ def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> 
     damaged."""
     if not path.is_file():
         raise UserError(f"there is no {path}: it is written at the end of a run, by protocols that have one ranking.")
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in (*names, *(name for name in optional if name in content.files))}
-    except Exception as error:  # zipfile's and NumPy's, whatever damaged bytes lead them to
-        raise UserError(f"{path} cannot be read ({error}): repeat the run.") from None
+    with reading(path, REPEAT), np.load(path, allow_pickle=False) as content:
+        return {name: content[name] for name in (*names, *(name for name in optional if name in content.files))}
 
 
 def _save(path: Path, **arrays: Any) -> None:

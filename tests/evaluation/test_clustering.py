@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dml.errors import UserError
-from dml.evaluation.clustering import clustering_scores, kmeans
+from dml.evaluation.clustering import _sortable, clustering_scores, kmeans
 from dml.evaluation.metrics import evaluate
 
 
@@ -74,3 +74,45 @@ def test_missing_faiss_names_the_extras(monkeypatch):
     with pytest.raises(UserError, match=r"dml\[cpu\] or dml\[gpu\]"):
         evaluate(np.eye(4), np.array([0, 0, 1, 1]))
     assert "nmi" not in evaluate(np.eye(4), np.array([0, 0, 1, 1]), clustering=False)
+
+
+@pytest.mark.parametrize("factor", [1e19, 1e38, 1e-30])
+def test_the_size_of_embeddings_changes_nothing(factor):
+    """Of squares beyond float32 faiss aborts the interpreter."""
+    draw = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 10)
+    embeddings = (np.eye(8)[labels] + 0.4 * draw.standard_normal((60, 8))).astype(np.float32)
+    expected = evaluate(embeddings, labels)
+    found = evaluate(embeddings * np.float32(2.0 ** round(np.log2(factor))), labels)
+    assert found == expected
+    assert evaluate(embeddings.astype(np.float64) * factor, labels)["nmi"] == pytest.approx(expected["nmi"], abs=0.05)
+
+
+def test_what_faiss_would_abort_of_is_refused():
+    for broken in (np.nan, np.inf, 1e39):
+        with pytest.raises(UserError, match="NaN, infinity or values beyond float32"):
+            kmeans(np.array([[0.0, broken], [1.0, 1.0]]), 2, seed=0)
+    with pytest.raises(UserError, match="3 clusters of 2 points"):
+        kmeans(np.eye(2), 3, seed=0)
+
+
+def test_the_order_of_storage_changes_no_cluster():
+    """Rounded, so that many embeddings are equal, of several labels; zeros of both signs."""
+    draw = np.random.default_rng(0)
+    embeddings = draw.standard_normal((400, 3)).round(1).astype(np.float32)
+    embeddings[:40] = 0.0
+    embeddings[:20] *= -1
+    labels = draw.integers(0, 50, 400)
+    expected = evaluate(embeddings, labels)
+    for _ in range(5):
+        order = draw.permutation(400)
+        found = evaluate(embeddings[order], labels[order])
+        assert (found["nmi"], found["f1"]) == (expected["nmi"], expected["f1"])
+    clusters = kmeans(embeddings, 50, seed=0)
+    assert len(set(clusters[:40])) == 1
+
+
+def test_rows_are_ordered_by_their_numbers():
+    draw = np.random.default_rng(0)
+    points = draw.standard_normal((200, 3)).astype(np.float32).round(1) + np.float32(0)
+    np.testing.assert_array_equal(np.argsort(_sortable(points), kind="stable"), np.lexsort(points.T[::-1]))

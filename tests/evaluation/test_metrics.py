@@ -294,12 +294,56 @@ def test_values_that_are_not_finite_are_named_by_row(value):
             {"gallery": np.zeros((4, 3)), "gallery_labels": np.zeros(4, int)},
             "Queries have 2 dimensions and the gallery 3",
         ),
-        (np.zeros((4, 2)), np.zeros(4, int), {"ks": (1, 0)}, r"ks=\[1, 0\]"),
+        (np.zeros((4, 2)), np.zeros(4, int), {"ks": (1, 0)}, "a K in ks=0 has to be"),
+        *(
+            (np.zeros((4, 2)), np.zeros(4, int), {"ks": ks}, said)
+            for ks, said in [
+                ((1.5,), r"a K in ks=1\.5"),
+                ((-1,), "a K in ks=-1"),
+                ((True,), "a K in ks=True"),
+                ("12", "a K in ks='1'"),
+                (5, "ks=5 has to be a sequence"),
+                ((1, 2, 1), r"ks=\[1, 2, 1\] names a K twice"),
+            ]
+        ),
+        *((np.zeros((4, 2)), np.zeros(4, int), {"block": b}, f"block={b}") for b in (0, -1, 1.5, True, None)),
+        *((np.zeros((4, 2)), np.zeros(4, int), {"seed": s}, f"seed={s}") for s in (-1, 0.5, 2**32)),
+        (np.zeros((4, 2)), np.array(list("aabb")), {}, "labels holds <U1"),
+        (np.zeros((4, 2)), np.array([0, 0, "b", None], object), {}, "labels holds object"),
+        (np.zeros((4, 2)), np.zeros(4, bool), {}, r"labels holds torch\.bool"),
+        (np.zeros((4, 2)), np.zeros(4, complex), {}, r"labels holds torch\.complex128"),
+        (np.zeros((4, 2)), np.full(4, 2**64 - 1, np.uint64), {}, "beyond int64"),
+        (np.zeros((4, 2)), torch.zeros(4, dtype=torch.int64).to_sparse(), {}, "labels is a tensor of layout"),
+        (np.zeros((4, 2), bool), np.zeros(4, int), {}, r"embeddings holds torch\.bool"),
+        (np.zeros((4, 2), complex), np.zeros(4, int), {}, r"embeddings holds torch\.complex128"),
+        (np.full((4, 2), "a"), np.zeros(4, int), {}, "embeddings holds <U1"),
+        (np.zeros((4, 2), object), np.zeros(4, int), {}, "embeddings holds object"),
+        ([[0.0], [0.0, 1.0]], np.zeros(2, int), {}, "embeddings is no array of numbers"),
+        (None, np.zeros(2, int), {}, "embeddings holds object"),
+        (np.full((4, 2), 1e200), np.zeros(4, int), {}, "embeddings holds values beyond 3.4e"),
     ],
 )
 def test_what_does_not_fit_is_a_mistake(embeddings, labels, others, message):
     with pytest.raises(UserError, match=message):
         evaluate(embeddings, labels, **others)
+
+
+KINDS = ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", ">i4"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_of_any_width_are_labels_and_embeddings(kind):
+    embeddings, labels = np.abs(small_integers(40, 3, seed=0)), np.arange(40) // 4
+    expected = evaluate(embeddings, labels)
+    assert evaluate(embeddings.astype(kind), labels.astype(kind), ks=np.array([1, 2, 4, 8])) == expected
+    if kind != ">i4":
+        assert evaluate(torch.as_tensor(embeddings.astype(kind)), torch.as_tensor(labels.astype(kind))) == expected
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "longdouble", ">f8"])
+def test_floats_of_any_width_are_embeddings(kind):
+    embeddings, labels = small_integers(40, 3, seed=0), np.arange(40) // 4
+    assert evaluate(embeddings.astype(kind), labels) == evaluate(embeddings, labels)
 
 
 @pytest.mark.gpu
