@@ -92,7 +92,14 @@ def open_dataset(config: DictConfig) -> Records:
     options = config.dataset.copy()
     OmegaConf.set_struct(options, False)
     options.pop("cache")  # of all data sets: see _caches
-    return make(options)
+    try:
+        return make(options)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno:
+            raise UserError(f"{cause.filename or 'the data'} cannot be read ({cause.strerror}): mend that, or name "
+                            "another place with dataset.root.") from error  # fmt: skip
+        raise
 
 
 def _first_line(error: Exception) -> str:

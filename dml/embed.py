@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from dml.build import _check_targets, load, make
 from dml.command import ending
-from dml.data.images import SUFFIXES, decode, quiet, reason
+from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, whole_number
 from dml.files import beside
@@ -252,13 +252,8 @@ def image_files(places: Iterable[Path]) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    def unreadable(error: OSError) -> None:
-        raise UserError(
-            f"the folder {shown(error.filename)} cannot be read ({error.strerror}): make it readable, or name others."
-        )
-
     found = []
-    for at, folders, names in os.walk(folder, onerror=unreadable):
+    for at, folders, names in os.walk(folder, onerror=closed_folder):
         folders[:] = [name for name in folders if name[0] != "."]
         found += [Path(at, name) for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)]
     return sorted(found)

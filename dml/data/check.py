@@ -64,6 +64,8 @@ def stamp(path: str) -> str | None:
     """Path, size and time of a file; None where there is no such file."""
     try:
         status = os.stat(path)
+    except PermissionError:  # of its folder: it is no file that can be read, and has to be told
+        return f"{path}\0?"
     except (OSError, ValueError):
         return None
     return f"{path}\0{status.st_size}\0{status.st_mtime_ns}"

@@ -31,8 +31,8 @@ def cub200(
     if crop not in ("none", "box"):
         raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
     folder = Path(root)
-    paths = dict(lines(folder / "images.txt", 2, dataset="cub200"))
-    labels = dict(lines(folder / "image_class_labels.txt", 2, dataset="cub200"))
+    paths = _by_image(folder / "images.txt")
+    labels = _by_image(folder / "image_class_labels.txt")
     boxes = _boxes(folder / "bounding_boxes.txt") if crop == "box" else {}
     items = []
     for key, path in paths.items():
@@ -43,6 +43,15 @@ def cub200(
         role = "train" if number <= TRAINING else "test"
         items.append(Item(f"images/{path}", path.partition("/")[0], role, boxes.get(key)))
     return records("cub200", folder, items, PUBLISHED, folders=["images"], strict=strict, unreadable=unreadable)
+
+
+def _by_image(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in lines(path, 2, dataset="cub200"):
+        if key in found:
+            raise UserError(f"{path} has two lines for image {key}: the file is damaged")
+        found[key] = value
+    return found
 
 
 def _boxes(path: Path) -> dict[str, Box]:

@@ -60,11 +60,19 @@ def class_folders(root: Path) -> dict[str, Path]:
     order and CSV lookups do not depend on the file system.
 
     Raises:
-        UserError: no such folder, or no folders in it.
+        UserError: no such folder, no folders in it, or two whose names differ in their Unicode form alone.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: put one folder of images for each class there")
-    found = {unicodedata.normalize("NFC", p.name): p for p in root.iterdir() if p.is_dir() and p.name[0] != "."}
+    found: dict[str, Path] = {}
+    for path in sorted(p for p in root.iterdir() if p.is_dir() and p.name[0] != "."):
+        name = unicodedata.normalize("NFC", path.name)
+        if name in found:
+            raise UserError(
+                f"{root} has two class folders that read {name}, in two forms of Unicode ({found[name].name!a} and "
+                f"{path.name!a}): rename one, or bring their images together in the other"
+            )
+        found[name] = path
     if not found:
         raise UserError(f"{root} has no class folders: put the images of each class into a folder of its own")
     return dict(sorted(found.items()))

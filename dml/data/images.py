@@ -10,6 +10,8 @@ from typing import IO, Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from dml.errors import UserError
+
 # PIL guesses by content, whatever the name says, and some of its other formats start programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -57,6 +59,12 @@ def reason(error: Exception) -> str:
     """Why an image could not be read, in a line, without its path."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def closed_folder(error: OSError) -> None:
+    """For `os.walk`, which passes over folders that it may not read. Raises UserError, but for what is not there."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(f"the folder {error.filename} cannot be read ({error.strerror}): its images would be missing")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dml.data.images import SUFFIXES, Box, decode
+from dml.data.images import SUFFIXES, Box, closed_folder, decode
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -185,7 +185,7 @@ def _files(root: Path, folders: Iterable[str]) -> set[str]:
     """Image files below some folders, relative to the root; hidden ones (`._` of macOS) are passed over."""
     found = set()
     for folder in folders:
-        for at, inner, names in os.walk(root / folder, followlinks=True):
+        for at, inner, names in os.walk(root / folder, onerror=closed_folder, followlinks=True):
             inner[:] = [name for name in inner if not name.startswith(".")]
             relative = Path(at).relative_to(root).as_posix()
             found |= {f"{relative}/{name}" for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)}

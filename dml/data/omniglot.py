@@ -4,19 +4,19 @@ Official files at https://github.com/brendenlake/omniglot (`python/`): `images_b
 alphabets) and `images_evaluation.zip` (659 of 20). A class is `Alphabet/character`.
 """
 
-import zlib
 from io import BytesIO
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
 from dml.data.folder import class_folders, image_files
-from dml.data.images import decode
+from dml.data.images import decode, reason
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
 HALVES = ("images_background", "images_evaluation")
+LARGEST = 10**8  # bytes of a half, unpacked: ten times the official ones
 Drawings = dict[str, list[tuple[str, bytes | None]]]  # class -> (path, encoded image; None: read it from the path)
 
 
@@ -39,6 +39,12 @@ def omniglot(root: str, unreadable: Unreadable = "stop") -> Records:
         raise UserError(
             f"no Omniglot images in {root}: put images_background.zip and images_evaluation.zip (either or both, from "
             "https://github.com/brendenlake/omniglot/tree/master/python) there"
+        )
+    both = set(halves[0]) & set(halves[-1]) if len(halves) == 2 else ()
+    if both:
+        raise UserError(
+            f"the character {min(both)} lies in both {' and '.join(HALVES)} in {root} ({len(both)} such): no character "
+            "may be in training and in the test; fetch the official files again"
         )
     drawings = {name: images for half in halves for name, images in half.items()}
     train = set(halves[0]) if len(halves) == 2 else _first_alphabets(halves[0])
@@ -86,13 +92,18 @@ def _read_zip(path: Path) -> Drawings:
     drawings: Drawings = {}
     try:
         with ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > LARGEST:
+                raise UserError(f"{path} unpacks to {size / 1e9:.1f} GB, which Omniglot does not: fetch it again")
             names = [name.split("/") for name in archive.namelist() if name.endswith(".png")]
             for half, alphabet, character, file in sorted(p for p in names if p[0] == path.stem and len(p) == 4):
                 member = f"{half}/{alphabet}/{character}/{file}"
                 content = archive.read(member)
                 drawings.setdefault(f"{alphabet}/{character}", []).append((f"{path}/{member}", content))
-    except (BadZipFile, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a sound zip ({error}): fetch it again") from error
+    except UserError:
+        raise
+    except Exception as error:  # zipfile's, zlib's: whatever damaged bytes lead to, or a password
+        raise UserError(f"{path} is not a sound zip ({reason(error)}): fetch it again") from error
     if not drawings:
         raise UserError(f"{path} has no {path.stem}/Alphabet/character/*.png inside: use the official file")
     return drawings

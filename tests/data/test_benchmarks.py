@@ -182,6 +182,15 @@ def test_nothing_there(tmp_path: Path, name: str) -> None:
         READERS[name](str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("name", ["images.txt", "image_class_labels.txt"])
+def test_a_number_listed_twice(made: Callable[[str], Path], name: str) -> None:
+    root = made("cub200")
+    with (root / name).open("a") as file:
+        file.write((root / name).read_text().splitlines()[0] + "\n")
+    with pytest.raises(UserError, match=rf"{name} has two lines for image 1: the file is damaged"):
+        cub200(str(root), strict=False)
+
+
 def test_an_image_listed_twice(made: Callable[[str], Path]) -> None:
     root = made("sop")
     with (root / "Ebay_train.txt").open("a") as file:

@@ -125,6 +125,15 @@ def test_a_share_that_leaves_one_side_empty(tree: Path, fraction: float) -> None
         folder(str(tree), train_fraction=fraction)
 
 
+def test_one_name_in_two_forms_of_unicode(tree: Path) -> None:
+    """Two folders for the file system, one class for a reader: none is lost without a word."""
+    for name in ("caf\u00e9", "cafe\u0301"):
+        (tree / name).mkdir()
+        picture(tree / name / "1.jpg")
+    with pytest.raises(UserError, match=r"two class folders that read café, .*'cafe\\u0301' and 'caf\\xe9'"):
+        folder(str(tree))
+
+
 @pytest.mark.data
 def test_the_real_tree(data_dir: Path) -> None:
     records = folder(str(data_dir / "birds100"))

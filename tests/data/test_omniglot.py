@@ -100,6 +100,32 @@ def test_missing_and_damaged_files_are_told(tmp_path: Path) -> None:
         omniglot(str(tmp_path))
 
 
+def test_zips_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_half(tmp_path, "images_background", BACKGROUND)
+    path = pack(tmp_path, "images_background")
+    remove(tmp_path, "images_background")
+    sound = path.read_bytes()
+    central, flags, method = b"PK\1\2", 8, 10
+    for place, bits, said in ((flags, 1, "is encrypted, password required"), (method, 99, "compression method")):
+        head, *entries = (bytearray(part) for part in sound.split(central))
+        for entry in entries:
+            entry[place - len(central)] ^= bits
+        path.write_bytes(central.join([head, *entries]))
+        with pytest.raises(UserError, match=rf"images_background\.zip is not a sound zip \(.*{said}"):
+            omniglot(str(tmp_path))
+    path.write_bytes(sound)
+    monkeypatch.setattr("dml.data.omniglot.LARGEST", 100)
+    with pytest.raises(UserError, match=r"images_background\.zip unpacks to 0\.0 GB, which Omniglot does not"):
+        omniglot(str(tmp_path))
+
+
+def test_a_character_in_both_halves(tmp_path: Path) -> None:
+    make_half(tmp_path, "images_background", BACKGROUND)
+    make_half(tmp_path, "images_evaluation", BACKGROUND)
+    with pytest.raises(UserError, match=r"lies in both images_background and images_evaluation"):
+        omniglot(str(tmp_path))
+
+
 def test_one_alphabet_cannot_be_split(tmp_path: Path) -> None:
     make_half(tmp_path, "images_background", {"Greek": 3})
     with pytest.raises(UserError, match="only alphabet is Greek"):
