@@ -69,11 +69,12 @@ def ending(files: bool = True) -> Iterator[None]:
         raise SystemExit(INTERRUPTED) from None
     except KeyboardInterrupt:
         raise SystemExit(CTRL_C) from None
-    except (BrokenPipeError, SystemExit) as left:  # rich leaves with 1 where a pipe broke
-        if not _nobody_reads():
+    except (BrokenPipeError, SystemExit) as left:
+        by_rich = isinstance(left.__context__, BrokenPipeError)  # it leaves with 1, its output sent nowhere
+        if not by_rich and not _nobody_reads():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
-        raise SystemExit(UNREAD if isinstance(left, BrokenPipeError) or left.code == 1 else left.code) from None
+        raise SystemExit(UNREAD if by_rich or isinstance(left, BrokenPipeError) else left.code) from None
     except OSError as error:
         if not files:
             raise

@@ -43,7 +43,9 @@ def starts(folder: Path) -> list[dict[str, Any]]:
         found = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         return []
-    return found if isinstance(found, list) else []
+    needed = {"command", "commit", "date", "hardware"}
+    whole = isinstance(found, list) and all(isinstance(one, dict) and needed <= one.keys() for one in found)
+    return found if whole else []
 
 
 def commit() -> str:

@@ -71,9 +71,10 @@ class Sweep(Callback):
         except (UserError, OSError) as error:
             print(f"dml: {error}", file=sys.stderr)
         for folder in cls.failed:
+            code = ""
             with suppress(OSError):
-                code = mark_of(folder).read_text().partition("\n")[0]
-            print(f"Failed: {folder}" + (f" ({code})" if code else ""), file=sys.stderr)
+                code = f" ({mark_of(folder).read_text().partition(os.linesep)[0]})"
+            print(f"Failed: {folder}{code}", file=sys.stderr)
         if cls.failed:
             print(
                 f"{len(cls.failed)} of the jobs failed. The same sweep with paths.sweep_dir={cls.folder} runs them "

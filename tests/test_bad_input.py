@@ -23,7 +23,7 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["method=nonsense"], ["Could not find 'method/nonsense'", "abe", "baseline"]),
+        (["method=nonsense"], ["method=nonsense is unknown", "abe", "baseline"]),
         (["trainer.nonsense=1"], ["Key 'nonsense' is not in struct"]),
         (["dataset=folder", "dataset.root=/nowhere"], ["dml: ", "/nowhere"]),
     ],

@@ -137,3 +137,34 @@ def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         main()
     assert left.value.code == 2
     assert capsys.readouterr().err.startswith("dml: no finished run")
+
+
+def test_runs_are_not_written_to(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        make_run(name, 0.1, "method=baseline")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["report", "a", "b"])
+    main()
+    assert (tmp_path / "runs" / "summary" / "summary.html").exists()
+    monkeypatch.setattr("sys.argv", ["report", "a", "b", "-o", "elsewhere"])
+    main()
+    assert (tmp_path / "elsewhere" / "summary.json").exists()
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.parts[len(tmp_path.parts)] in "ab"] == before
+
+
+def test_a_damaged_run_is_told_and_another_program_s_folder_is_said(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        make_run(name, 0.1, "method=baseline")
+    (tmp_path / "a" / "config.yaml").write_text("site: mine")
+    assert [run.folder.name for run in leaves([tmp_path])] == ["b"]
+    assert f"Left out: {tmp_path / 'a'}, whose config.yaml is no run's" in capsys.readouterr().err
+    (tmp_path / "b" / "overrides.yaml").write_text("{a: b}")
+    with pytest.raises(UserError, match=r"overrides\.yaml is damaged.*leave its folder out"):
+        leaves([tmp_path])
+    (tmp_path / "b" / "overrides.yaml").unlink()
+    (tmp_path / "b" / "metrics.json").write_text('{"a": 1}')
+    with pytest.raises(UserError, match=r"b/metrics\.json has no test/recall@1"):
+        write_summary([tmp_path], tmp_path)

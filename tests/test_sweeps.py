@@ -1,23 +1,26 @@
 """`-m`: a folder and a process a job, whatever launches them; what fails is marked, what is done is kept."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from dml.build import build_method
 from dml.command import CONF, SWEPT
-from dml.errors import INTERRUPTED
+from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.loggers import read_metrics
-from dml.sweeps import NAME_BYTES, job_name
+from dml.sweeps import HELD, NAME_BYTES, Sweep, _held, is_over, job_name, job_of_a_sweep, remembered
 from tests.conftest import TINY
 
 TINIER = [*TINY, "trainer.max_steps=2", "protocol.every=2", "protocol.clustering=false"]
@@ -108,6 +111,134 @@ def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     assert (tmp_path / "seed=1" / "checkpoints" / "last.ckpt").exists()
     assert not (tmp_path / "seed=2").exists()
     assert not list(tmp_path.glob("*.failed"))
+
+
+LAUNCHERS = {
+    "basic": [],
+    "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+    "submitit": ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10", "hydra.launcher.cpus_per_task=1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_signal_to_the_sweep_stops_jobs_that_run_at_once(tmp_path: Path, launcher: str, number: int) -> None:
+    """All write checkpoints; with submitit those that were not begun find that it is over."""
+    command = [sys.executable, "-m", "dml.run", "-m", *TINY, "trainer.max_steps=100000", "seed=1,2,3"]
+    command += [f"paths.sweep_dir={tmp_path}", *LAUNCHERS[launcher]]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    begun, deadline = [1, 2] if launcher == "joblib" else [1, 2, 3], time.monotonic() + 200
+    logs = [tmp_path / f"seed={seed}" / "metrics.jsonl" for seed in begun]
+    while not all(log.exists() and len(read_metrics(log)) > 5 for log in logs):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    run.send_signal(number)
+    assert run.wait(90) == (INTERRUPTED if number == signal.SIGTERM else -number)
+
+    def ended(seed: int) -> bool:
+        """Nobody holds the folder of the job any more."""
+        with (tmp_path / f"seed={seed}" / "run.log").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    while not all(map(ended, begun)):
+        assert number == signal.SIGKILL
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    for seed in begun:
+        log = (tmp_path / f"seed={seed}" / "run.log").read_text()
+        assert "Interrupted: SIGTERM at step" in log
+    assert (tmp_path / "seed=3").exists() == (3 in begun)
+    assert not list(tmp_path.glob("*.failed"))
+
+
+class Jobs:
+    """A launcher of jobs whose outcomes are given; None: one that failed."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        return [
+            JobReturn(overrides=one, status=JobStatus.COMPLETED, _return_value=None if "seed=1" in one else 0.5)
+            for one in job_overrides
+        ]
+
+
+@pytest.fixture
+def of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As if a sweep over the seed had begun in this process."""
+    monkeypatch.setenv(SWEPT, "seed")
+    for name, value in {"folder": tmp_path, "failed": [], "held": None, "crashed": False}.items():
+        monkeypatch.setattr(Sweep, name, value)
+    return tmp_path
+
+
+def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = remembered(Jobs.launch)
+    launch(Jobs(), [["seed=2"]], initial_job_idx=0)
+    Sweep.conclude()
+    launch(Jobs(), [["seed=1"], ["seed=2"]], initial_job_idx=0)
+    with pytest.raises(SystemExit) as left:
+        Sweep.conclude()
+    assert left.value.code == 1
+    assert f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed" in capsys.readouterr().err
+
+
+def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"sweep": {"dir": str(of_a_sweep)}, "launcher": {"_target_": "a.BasicLauncher"}}
+    monkeypatch.setattr("dml.sweeps.HydraConfig.get", lambda: OmegaConf.create(told))
+    (of_a_sweep / "seed=1.failed").mkdir()
+    monkeypatch.setattr("dml.run.job", lambda *_: 2)
+    assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
+    monkeypatch.setattr("dml.run.job", lambda *_: 0)
+    (of_a_sweep / "seed=1").mkdir()
+    (of_a_sweep / "seed=1" / "metrics.json").write_text('{"test/recall@1": 0.5}')
+    assert job_of_a_sweep(OmegaConf.create({"protocol": {"criterion": "map@r"}}), ["seed=1"]) == 0.5
+    told["sweep"]["dir"] = "/proc/none"
+    with pytest.raises(UserError, match=r"/proc/none cannot be made .*paths\.sweep_dir=FOLDER"):
+        job_of_a_sweep(OmegaConf.create(), ["seed=1"])
+
+
+def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HELD, raising=False)
+    assert not is_over()
+    monkeypatch.setenv(HELD, "")
+    held = _held()
+    assert held is not None
+    assert not is_over()
+    held.close()  # as at the end of a process
+    assert is_over()
+    Path(os.environ[HELD]).unlink()
+    assert is_over()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["lr=interval(0.1,0.2)"], "with hydra/sweeper=optuna"),
+        (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
+        (["lr=interval(0.1,0.2)", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=0"], "hydra.sweeper.*"),
+        (["lr=interval(0.1,0.2)", "hydra/sweeper=optuna", "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'"),
+    ],
+)
+def test_options_of_plug_ins_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:
+    done = sweep(tmp_path, *options)
+    assert done.returncode == MISTAKE
+    sentence = done.stderr.splitlines()[-1]
+    assert sentence.startswith("dml: ")
+    assert said in sentence
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_search_of_which_every_trial_fails(tmp_path: Path) -> None:
+    options = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1"]
+    done = sweep(tmp_path, *options, "hydra.sweeper.max_failure_rate=1", "method=abe", "method.M=choice(3,5)")
+    assert done.returncode == 1
+    assert "2 of the jobs failed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,119 @@
+"""How commands end: one sentence for a mistake, quietly where nobody reads."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+
+from dml import experiment
+from dml.command import CONF, ending, hydra_sentence
+from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
+
+PACKAGE = CONF.parent / "dml"
+COMMANDS = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if '__name__ == "__main__"' in path.read_text()
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_ends_in_the_one_way(name: str) -> None:
+    assert len(COMMANDS) > 8
+    main = importlib.import_module(name).main
+    assert main.__wrapped__ is not None  # by the decorator
+    assert main.__code__.co_filename.endswith("contextlib.py")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (UserError("a is wrong: b."), MISTAKE, "dml: a is wrong: b.\n"),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), MISTAKE, "dml: a.txt cannot be read or written"),
+        (Interrupted("SIGTERM"), INTERRUPTED, "dml: Stopped by SIGTERM"),
+        (KeyboardInterrupt(), CTRL_C, ""),
+        (SystemExit(1), 1, ""),
+    ],
+)
+def test_exit_codes(raised: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left, ending():
+        raise raised
+    assert left.value.code == code
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_what_is_wrong_in_the_code_keeps_its_traceback() -> None:
+    for error in (ValueError("ours"), BrokenPipeError("of a worker")):
+        with pytest.raises(type(error)), ending():
+            raise error
+    with pytest.raises(FileNotFoundError), ending(files=False):
+        raise FileNotFoundError(2, "No such file or directory", "a.txt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[print('x' * 99) for _ in range(9999)]", "print('x')", "[Console().print('x' * 99) for _ in range(999)]"],
+    ids=["more than a pipe holds", "at the flush", "by rich"],
+)
+def test_nobody_reads(body: str) -> None:
+    script = f"""
+import sys
+from rich.console import Console
+from dml.command import ending
+@ending()
+def main():
+    sys.stdin.read()
+    {body}
+main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    assert process.communicate(b"")[1] == b""
+    assert process.returncode == UNREAD
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["method=ABE"], r"method=ABE is unknown: did you mean abe\? --help lists all\.$"),
+        (["loss=xxxxx"], "loss=xxxxx is unknown: choose abe_contrastive, binomial_deviance, "),
+        (["experiment=abe_car"], "experiment=abe_car is unknown: did you mean abe_"),
+        (["trainer.nonsense=1"], r"Could not override 'trainer\.nonsense'\. .*\(Key 'nonsense' is not in struct\)\."),
+        (["metod=abe"], "Could not override 'metod'"),
+        (["lr=[1"], r"no viable alternative at input '\[1'"),
+    ],
+)
+def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as caught:
+        compose("config", overrides=overrides)
+    said = hydra_sentence(caught.value)
+    assert re.match(sentence, said)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    "command", [["dml.run", "-m", "method=abe,ABE"], ["dml.describe", "method=ABE"]], ids=lambda command: command[0]
+)
+def test_an_unknown_choice_of_the_command_line(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (MISTAKE, "")
+    assert done.stderr == "dml: method=ABE is unknown: did you mean abe? --help lists all.\n"
+
+
+def test_an_unknown_choice_of_an_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["experiment", "abe/table1", "--set", "method=ABE", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        experiment.main()
+    assert left.value.code == MISTAKE
+    assert "method=ABE is unknown: did you mean abe?" in capsys.readouterr().err
