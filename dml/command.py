@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
 
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, Interrupted, UserError
+from dml.signals import STOPPING, children, no_more
 
 _HERE = Path(__file__).resolve().parent
 # Inside the wheel, or beside the package in a checkout.
@@ -64,6 +65,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             _after_the_first_rank()
             stop(str(mistake))
         except Interrupted:
+            no_more()
             _after_the_first_rank()
             raise SystemExit(INTERRUPTED) from None
         except KeyboardInterrupt:
@@ -75,13 +77,14 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
     def main() -> None:
         try:
             run()
-            if Sweep.failed:
+            if Sweep.told or Sweep.failed:
                 raise SystemExit(1)
         except HydraException as mistake:  # of --help, which Hydra does not guard
             stop(str(mistake))
         except SystemExit as left:
             # Hydra has said what the command line lacks, and leaves with 1.
-            raise SystemExit(MISTAKE if left.code == 1 and not (composed or Sweep.began) else left.code) from None
+            code = MISTAKE if left.code == 1 and not (composed or Sweep.began) else left.code
+            raise SystemExit(INTERRUPTED if Sweep.told else code) from None
 
     return main
 
@@ -91,6 +94,7 @@ class Sweep(Callback):
 
     began = 0.0
     failed = False
+    told = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
@@ -103,6 +107,23 @@ class Sweep(Callback):
                 config.hydra.sweeper.params = own
         os.environ[SWEPT] = ",".join(map(str, [*swept, *own]))
         Sweep.began = time.time()
+        if config.hydra.launcher._target_.endswith(".BasicLauncher"):
+            _stop_when_told()
+        else:
+            Sweep._wait_when_told()
+
+    @staticmethod
+    def _wait_when_told() -> None:
+        """Jobs of several processes are told in theirs, and come to an end by themselves."""
+
+        def pass_on(number: int, frame: Any) -> None:
+            Sweep.told = True
+            for child in children(os.getpid()):
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGTERM)
+
+        for one in STOPPING:
+            signal.signal(one, pass_on)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         from dml.report import leaves, write_summary
@@ -171,10 +192,11 @@ def _stop_when_told() -> None:
     """Until a training begins, which finishes its step first, a signal to stop ends at once what can go on later."""
 
     def leave(number: int, frame: Any) -> None:
+        no_more()
         raise Interrupted(signal.Signals(number).name)
 
     if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        for one in STOPPING:
             if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own
                 signal.signal(one, leave)
 

@@ -16,19 +16,19 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from dml.build import _check_targets, load, make
 from dml.command import stop
 from dml.data.folder import SUFFIXES
 from dml.data.records import decode, quiet
 from dml.data.transforms import Transform
 from dml.errors import UserError, whole_number
 from dml.files import beside
-from dml.folder import RunFolder, load_checkpoint
+from dml.folder import RunFolder
 from dml.methods.base import Method
+from dml.rebuild import rebuild
 
 CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 BATCH = 64
@@ -65,10 +65,8 @@ class Trained:
         """
         place = _device(device)
         path = _checkpoint(run, checkpoint)
-        content = load_checkpoint(path)
-        config = OmegaConf.create(content["config"])
-        _check_targets(OmegaConf.to_container(config.transform.test, resolve=True), path)
-        return cls(path, int(content.get("global_step", 0)), config, load(path).to(place), make(config.transform.test))
+        found = rebuild(path)
+        return cls(path, found.step, found.config, found.method.to(place), found.transform)
 
     @property
     def width(self) -> int:

@@ -53,3 +53,12 @@ def no_room(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def no_permission(error: BaseException | None) -> str | None:
+    """The file that an error says may not be read or written; None for other errors."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+            return str(error.filename)
+        error = error.__cause__ or error.__context__
+    return None

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -113,9 +113,8 @@ def leaves(folders: Iterable[Path]) -> list[Run]:
         for file in sorted(folder.rglob("metrics.json")):
             config = RunFolder(file.parent).config()
             if config is not None and not pieces(config):
-                typed = file.parent / "overrides.yaml"
-                overrides = [str(o) for o in OmegaConf.load(typed)] if typed.exists() else []
-                found[file.parent.resolve()] = Run(file.parent, config, overrides, json.loads(file.read_text()))
+                place = RunFolder(file.parent)
+                found[file.parent.resolve()] = Run(file.parent, config, place.overrides(), place.metrics())
     return list(found.values())
 
 

@@ -18,6 +18,8 @@ from omegaconf import DictConfig
 
 from dml.command import SWEPT, command, started_from_here
 from dml.errors import Interrupted, UserError
+from dml.launch import check_environment, processes
+from dml.signals import STOPPING, no_more
 
 
 def _task(config: DictConfig) -> float | None:
@@ -26,6 +28,7 @@ def _task(config: DictConfig) -> float | None:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return _job_of_a_sweep(config, overrides)
     _check_overlay(overrides)
+    check_environment()
     _check_folder_is_named(overrides)
     from dml.collection import run_all
     from dml.pieces import pieces, settle
@@ -52,7 +55,7 @@ def _check_overlay(overrides: list[str]) -> None:
 
 def _check_folder_is_named(overrides: list[str]) -> None:
     """Raises UserError where several processes would each take a folder of the minute in which they start."""
-    several = max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1
+    several = processes() > 1
     named = "DML_OUTPUT_DIR" in os.environ or any(o.startswith("paths.output_dir=") for o in overrides)
     if several and not named:
         raise UserError(
@@ -73,8 +76,16 @@ def _job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     mark = folder.with_name(f"{folder.name}.failed")
     at_once = not hydra_config.launcher._target_.endswith(".BasicLauncher")
     log = folder.with_name(f"{folder.name}.log") if at_once else None
+    if at_once and signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
+        return None  # told to stop, in an earlier job of this process
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
-    code = job(overrides, folder, log)
+    try:
+        code = job(overrides, folder, log)
+    except Interrupted:
+        if not at_once:
+            raise
+        no_more()
+        return None  # the sweep waits for the other jobs, and says then why it ends
     if code:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
         with suppress(OSError):  # a full disk stops no other job
@@ -100,7 +111,7 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
     """
-    told = []
+    told: list[int] = []
     with started_from_here(), (log or Path(os.devnull)).open("a") as file:
         output: Any = file if log else None
         process = subprocess.Popen(_command(overrides, folder), stdout=output, stderr=output)
@@ -109,9 +120,8 @@ def job(overrides: list[str], folder: Path, log: Path | None = None) -> int:
         told.append(number)
         process.send_signal(number)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     here = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, pass_on) for number in numbers} if here else {}
+    before = {number: signal.signal(number, pass_on) for number in STOPPING} if here else {}
     try:
         code = process.wait()
     except KeyboardInterrupt:  # the terminal told the run too

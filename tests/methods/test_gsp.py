@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml import train
-from dml.build import load
 from dml.errors import UserError
 from dml.folder import RunFolder
 from dml.loggers import read_metrics
@@ -19,6 +18,7 @@ from dml.methods.base import Method
 from dml.methods.gsp import GSP
 from dml.models.gsp import GeneralizedSumPool, GSPHead, k_centres
 from dml.models.transport import transport_plan
+from dml.rebuild import load
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
