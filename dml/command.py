@@ -126,6 +126,8 @@ class Sweep(Callback):
             signal.signal(one, pass_on)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if Sweep.told:
+            return
         from dml.report import leaves, write_summary
 
         folder = Path(config.hydra.sweep.dir)

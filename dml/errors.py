@@ -1,7 +1,8 @@
 """How a command ends, the one exception for mistakes that a user can put right, and checks that many components share.
 
 Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
-sentence; 75 told to stop by a signal, with a checkpoint; 130 Ctrl-C. After all but 2 the same command goes on.
+sentence; 75 told to stop by a signal, with a checkpoint where training had begun; 130 Ctrl-C. After all but 2 the same
+command goes on.
 """
 
 import errno

@@ -58,7 +58,10 @@ def rebuild(path: Path) -> Rebuilt:
     checkpoint = load_checkpoint(path)
     said = checkpoint["config"]
     parts = {name: _checked(said[name], name, path) for name in ("backbone", "head", "method")}
+    parts["method"]["optimizer"] = None  # which embeds nothing
     transform = _checked(_part(said, "transform", "test"), "transform.test", path)
+    if transform is None:
+        raise UserError(f"{path} says nothing of the transform of test images: it is not loaded.")
     rest = {name: _checked(said.get(name), name, path) for name in ("image_size", "runtime")}
     config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "loss": {}})
     try:
@@ -109,7 +112,7 @@ def _checked(node: Any, at: str, path: Path) -> Any:
 
 def _check_target(target: Any, at: str, path: Path) -> None:
     """Raises UserError for what conf/ does not have at this place, and what is not of the kind that belongs there."""
-    if target in _named().get(at, ()):
+    if isinstance(target, str) and target in _named().get(at, ()):
         return
     base, packages = next((kind for place, kind in KINDS.items() if f"{at}.".startswith(f"{place}.")), (None, ()))
     if base is not None and isinstance(target, str) and re.fullmatch(OPEN, target):

@@ -36,7 +36,7 @@ Configure = Callable[..., DictConfig]
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than these trainings."""
-    monkeypatch.setattr(train, "write_report", lambda *_: {})
+    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
 
 
 class Watch(Callback):
