@@ -1,22 +1,18 @@
 """From a composed configuration to built objects: the only place that instantiates."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 
-from dml.command import CONF
 from dml.data.cache import ImageCache
 from dml.data.cache import build as build_cache
 from dml.data.check import readable
@@ -26,9 +22,8 @@ from dml.data.splits import check_split
 from dml.data.transforms import Transform
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional, Split
-from dml.folder import load_checkpoint
 from dml.losses import Loss
-from dml.methods.base import Method
+from dml.methods.base import Method, NewLoss
 from dml.models.heads import Head
 from dml.options import check
 
@@ -167,77 +162,27 @@ def _caches(
     return build_cache(records, records.train_rows, train, settings, config.paths.cache_dir), whole
 
 
-def build_method(config: DictConfig) -> Method:
+def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     """The backbone, and what makes heads and losses, put into the method.
 
     Args:
         config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here.
+        loss: what makes a loss of some width, in place of what the configuration says.
 
     Raises:
         UserError: whatever the components say of their options.
     """
-    check(config)
     backbone = make(config.backbone)
 
     def head(dim: int) -> Head:
         return make(config.head, in_channels=backbone.dim, dim=dim)
 
-    def loss(dim: int) -> Loss:
+    def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
         return make(config.loss)
 
-    method: Method = make(config.method, backbone=backbone, head=head, loss=loss, dim=config.head.dim)
+    method: Method = make(config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim)
     return method.to(memory_format=torch.channels_last)
-
-
-def load(path: str | Path) -> Method:
-    """The method of a checkpoint, rebuilt from the configuration that lies in it, with its trained weights.
-
-    Args:
-        path: `checkpoints/last.ckpt`, `best_on_test.ckpt` or `best_on_validation.ckpt` of a run folder.
-
-    Raises:
-        UserError: no checkpoint of a run, or one that asks for something to be called that builds no network.
-    """
-    checkpoint = load_checkpoint(Path(path))
-    config = OmegaConf.create(checkpoint["config"])
-    for part in ("backbone", "head", "loss", "method"):
-        _check_targets(OmegaConf.to_container(config[part], resolve=False), path)
-    config.backbone.weights = "none"  # they are in the checkpoint
-    method = build_method(config)
-    method.load_state_dict(checkpoint["state_dict"])
-    return method.eval()
-
-
-def _check_targets(node: Any, path: str | Path) -> None:
-    """A checkpoint may come from anyone: it may name what conf/ names, and classes of modules and optimizers.
-
-    Raises:
-        UserError: it names something else, which could do anything.
-    """
-    if isinstance(node, str) and "${" in node:
-        raise UserError(f"{path} holds a reference ({node}), which no run writes: it is not loaded.")
-    if isinstance(node, list):
-        for part in node:
-            _check_targets(part, path)
-    if not isinstance(node, dict):
-        return
-    for part in (*node.keys(), *node.values()):
-        _check_targets(part, path)
-    target = node.get("_target_")
-    if target is None or target in _targets():
-        return
-    known = str(target).split(".")[0] in ("dml", "torch", "torchvision", "timm", "pytorch_metric_learning")
-    found = get_object(target) if known else None
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module | torch.optim.Optimizer)):
-        raise UserError(f"{path} asks for {target}, which builds no network and could do anything: it is not loaded.")
-
-
-@cache
-def _targets() -> frozenset[str]:
-    """All that conf/ names."""
-    texts = (file.read_text() for file in CONF.rglob("*.yaml"))
-    return frozenset(target for text in texts for target in re.findall(r"_target_: *([\w.]+)", text))
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A protocol of several trainings: each in a folder of its own, one after another, and what they come to together."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from dml.aggregate import write_aggregate
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import replace_file
 from dml.folder import RunFolder
+from dml.launch import processes
 from dml.pieces import pieces
 from dml.report import leaves, mean_and_std, write_summary
 from dml.run import job
@@ -32,20 +32,30 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         UserError: a mistake in the configuration or the data, found before anything is written; several processes.
         SystemExit: a training that ended with an error.
     """
-    if any(int(os.environ.get(name, "1")) > 1 for name in ("WORLD_SIZE", "SLURM_NTASKS")):
+    if processes() > 1:
         raise UserError(
             "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
             f"with {' '.join(next(iter(pieces(config).values())))}, and take the table of all from "
             "python -m dml.report FOLDER."
         )
-    folder = RunFolder(Path(config.paths.output_dir))
+    folder = RunFolder.of(config, overrides)
     folder.check(config)
     parts = pieces(config)
-    if not all((folder.path / name / "metrics.json").exists() for name in parts):
+    if not folder.path.exists() or not all((folder.path / name / "metrics.json").exists() for name in parts):
         _try_one(config)
-        whole = config.copy()
-        whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
-        folder.name(whole, overrides)
+    with folder.locked():
+        folder.check(config)  # another process may have been at work here in the meantime
+        _train_all(config, overrides, folder)
+        return _put_together(config, folder)
+
+
+def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> None:
+    """Raises SystemExit where a training ends with an error, Interrupted where a signal ends it."""
+    parts = pieces(config)
+    whole = config.copy()
+    whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
+    folder.name(whole, overrides)
+    if not all((folder.path / name / "metrics.json").exists() for name in parts):
         folder.note_start(whole, overrides)
     for place, (name, options) in enumerate(parts.items(), 1):
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
@@ -61,6 +71,11 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
                 file=sys.stderr,
             )
             raise SystemExit(1)
+
+
+def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
+    """What the pieces come to, in their folder's files. Returns the content of `metrics.json`."""
+    parts = pieces(config)
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
+from dml.signals import STOPPING, no_more
 
 _HERE = Path(__file__).resolve().parent
 # Inside the wheel, or beside the package in a checkout.
@@ -120,6 +121,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             _after_the_first_rank()
             stop(str(mistake))
         except Interrupted:
+            no_more()
             _after_the_first_rank()
             raise SystemExit(INTERRUPTED) from None
         except KeyboardInterrupt:
@@ -201,10 +203,11 @@ def _stop_when_told() -> None:
     """Until a training begins, which finishes its step first, a signal to stop ends at once what can go on later."""
 
     def leave(number: int, frame: Any) -> None:
+        no_more()
         raise Interrupted(signal.Signals(number).name)
 
     if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        for one in STOPPING:
             if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own
                 signal.signal(one, leave)
 

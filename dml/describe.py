@@ -34,6 +34,9 @@ def _task(config: DictConfig) -> None:
     from rich.table import Table
 
     from dml.build import build_method
+    from dml.options import check
+
+    check(config)
 
     config.backbone.weights = "none"  # sizes do not depend on them
     config.runtime.train_classes = 2  # known with the data; proxies are not counted

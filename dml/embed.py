@@ -20,15 +20,15 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from dml.build import _check_targets, load, make
 from dml.command import ending
 from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, whole_number
 from dml.files import beside
-from dml.folder import RunFolder, load_checkpoint
+from dml.folder import RunFolder
 from dml.methods.base import Method
 from dml.reading import check, reading
+from dml.rebuild import rebuild
 
 CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 BATCH = 64
@@ -68,14 +68,11 @@ class Trained:
         place = _device(device)
         path = _checkpoint(run, checkpoint)
         with reading(path, "choose another with --checkpoint, or repeat the run"):
-            content = load_checkpoint(path)
-            config = OmegaConf.create(content["config"])
-            _check_targets(OmegaConf.to_container(config.transform.test, resolve=True), path)
-            method = load(path)
-            for name, weights in method.named_parameters():
+            found = rebuild(path)
+            for name, weights in found.method.named_parameters():
                 check(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
-            whole_number("image_size", config.image_size, 1)
-            return cls(path, int(content.get("global_step", 0)), config, method.to(place), make(config.transform.test))
+            whole_number("image_size", found.config.image_size, 1)
+        return cls(path, found.step, found.config, found.method.to(place), found.transform)
 
     @property
     def width(self) -> int:

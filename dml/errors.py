@@ -1,8 +1,8 @@
 """How a command ends, the one exception for mistakes that a user can put right, and checks that many components share.
 
 Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
-sentence; 75 told to stop by a signal, with a checkpoint; 130 Ctrl-C; 141 nobody reads what is printed any more. After
-all but 2 the same command goes on.
+sentence; 75 told to stop by a signal, with a checkpoint where training had begun; 130 Ctrl-C; 141 nobody reads what is
+printed any more. After all but 2 the same command goes on.
 """
 
 import errno
@@ -54,3 +54,12 @@ def no_room(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def no_permission(error: BaseException | None) -> str | None:
+    """The file that an error says may not be read or written; None for other errors."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
+            return str(error.filename)
+        error = error.__cause__ or error.__context__
+    return None

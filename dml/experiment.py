@@ -115,6 +115,7 @@ def seconds_of(trainings: Sequence[Training]) -> float:
 
     from dml.build import build_method
     from dml.command import CONF
+    from dml.options import check
     from dml.pieces import pieces
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -124,6 +125,7 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     for training in tqdm(distinct.values(), desc="estimating", leave=False):
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", overrides=list(training.overrides))
+        check(config)
         config.backbone.weights = "none"
         config.runtime.train_classes = 100
         size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])

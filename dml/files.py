@@ -1,6 +1,8 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there, and files of strangers, read as the data that they are."""
 
+import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +11,23 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
+from dml.errors import UserError
+
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file: a run's has some thousand bytes and five levels
 
 
 def replace_file(path: Path, content: str) -> None:
-    """Writes beside, then renames: a kill leaves the old file or the new one."""
-    with beside(path) as new:
-        new.write_text(content)
+    """Writes beside, then renames: a kill, or a machine without power, leaves the old file or the new one."""
+    with beside(path) as new, new.open("w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager
@@ -30,6 +40,12 @@ def beside(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
         raise
     os.replace(new, path)
+
+
+def torn(folder: Path, suffix: str) -> list[Path]:
+    """What a kill left of files that `beside` was writing; of names with that suffix alone."""
+    left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
+    return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -58,3 +74,85 @@ def sound(path: Path) -> bool:
             return parts.testzip() is None
     except (OSError, BadZipFile, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error):
         return False
+
+
+def read_tensors(path: Path, *, mmap: bool = False) -> Any:
+    """What `torch.save` wrote, on the CPU: tensors and plain containers, and nothing that runs code.
+
+    Args:
+        mmap: read it as it is used.
+
+    Raises:
+        UserError: it cannot be read, or is none.
+    """
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
+    except Exception as error:  # of bytes that it did not write torch raises whatever its parsers come upon
+        raise UserError(
+            f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."
+        ) from error
+
+
+def read_json(path: Path) -> Any:
+    """Raises UserError for a file that cannot be read or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: it is no JSON.") from error
+
+
+def read_yaml(path: Path) -> Any:
+    """A YAML file in the form that ours have, without anchors, as plain containers; references stay as they are.
+
+    A few lines of anchors can stand for more values than a machine has memory for.
+
+    Raises:
+        UserError: it cannot be read, is no YAML, or in another form: with anchors, larger than 1 MiB, nested deeper
+            than 50.
+    """
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, as no configuration is: it is not read.")
+        text = path.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if getattr(event, "anchor", None):
+                raise UserError(f"{path} has anchors, which no file of a run has: it is not read.")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise UserError(f"{path} is nested deeper than any file of a run: it is not read.")
+        return OmegaConf.to_container(OmegaConf.create(text))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is damaged: it is no YAML.") from error
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of a run, on the CPU, read as it is used.
+
+    Raises:
+        UserError: it is none, or damaged.
+    """
+    try:
+        content = read_tensors(path, mmap=True)
+    except UserError as error:
+        raise UserError(f"{path} is no checkpoint of a run, or damaged: choose another.") from error
+    parts = ("state_dict", "config", "finished")
+    if not isinstance(content, dict) or not all(name in content for name in parts):
+        raise UserError(f"{path} is no checkpoint of a run, or damaged: it lacks one of {', '.join(parts)}.")
+    if not isinstance(content["state_dict"], dict) or not _of_a_run(content["config"]):
+        raise UserError(f"{path} is no checkpoint of a run, or damaged: it has no configuration of one.")
+    return content
+
+
+def _of_a_run(config: Any) -> bool:
+    """Whether plain containers are the configuration of a run, as it is saved: without references."""
+    parts = ("runtime", "method", "backbone", "head", "loss", "trainer", "paths", "protocol", "dataset")
+    return isinstance(config, dict) and all(isinstance(config.get(part), dict) for part in parts)

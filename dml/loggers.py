@@ -18,9 +18,9 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.command import SWEPT
+from dml.errors import UserError
 from dml.files import replace_file
 from dml.folder import RunFolder, flat
-from dml.reading import check, is_logged, reading
 
 log = logging.getLogger("dml")
 
@@ -55,11 +55,23 @@ class FolderLogger(Logger):
             file.write(json.dumps({"step": step} | metrics) + "\n")
 
     @rank_zero_only
-    def forget_after(self, step: int) -> None:
-        """Drops what a killed run wrote after its last checkpoint, the step of which is given: it comes again."""
+    def forget_after(self, step: int, training_alone: bool = False) -> None:
+        """Drops what a killed run wrote after its last checkpoint, the step of which is given: it comes again. Lines
+        that are damaged, and so lost, are dropped too.
+
+        Args:
+            training_alone: of that step itself only what the training logged.
+        """
+
+        def stays(record: dict[str, Any]) -> bool:
+            of_training = any(name.startswith("train/") for name in record)
+            return record["step"] < step or (record["step"] == step and (of_training or not training_alone))
+
         if self.path.exists():
-            kept = [json.dumps(record) + "\n" for record in read_metrics(self.path) if record["step"] <= step]
-            replace_file(self.path, "".join(kept))
+            records = read_metrics(self.path)
+            if (lost := self.path.read_bytes().count(b"\n") - len(records)) > 0:
+                log.warning("%d lines of %s are damaged, and left out.", lost, self.path)
+            replace_file(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
 
     @rank_zero_only
     def save(self) -> None:
@@ -73,19 +85,25 @@ class FolderLogger(Logger):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a last line that was cut short by a kill is left out.
+    """The records of a `metrics.jsonl`; lines that a kill or a crash of the machine tore are left out.
 
     Raises:
-        UserError: it is not there, or its lines are no figures by name, with a step.
+        UserError: it cannot be read.
     """
-    records = []
-    with reading(path, "repeat the run, or leave its folder out"):
-        for number, line in enumerate(path.read_text().split("\n")[:-1], 1):
-            record = json.loads(line)
-            check(isinstance(record, dict) and isinstance(record.get("step"), int), f"line {number} has no step")
-            check(all(map(is_logged, record.values())), f"line {number} holds what is no figure")
-            records.append(record)
-    return records
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # the last one is not ended
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}).") from error
+    return [record for line in lines if (record := _record(line)) is not None]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    numbers = isinstance(record, dict) and all(isinstance(value, int | float) for value in record.values())
+    return record if numbers and isinstance(record.get("step"), int) else None
 
 
 def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLogger:

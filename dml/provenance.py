@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,13 +18,14 @@ FILE = "provenance.json"
 RESULTS = (":!experiments/*.json", ":!experiments/*.png")
 
 
-def add_start(folder: Path, command: Sequence[str], machine: str) -> None:
+def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[str, Any] | None = None) -> None:
     """Notes one more start of what is made in a folder: a run that was resumed has several.
 
     Args:
         folder: which is there.
         command: as it is typed.
         machine: see `hardware`.
+        more: what else is to be known of this start, by name.
     """
     packages = ("dml", "torch", "torchvision", "pytorch-lightning")
     now = {
@@ -33,6 +34,7 @@ def add_start(folder: Path, command: Sequence[str], machine: str) -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": machine,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        **(more or {}),
     }
     replace_file(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
 
@@ -41,7 +43,7 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     """All starts, the first first; none where nothing readable says."""
     try:
         found = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     needed = {"command", "commit", "date", "hardware"}
     whole = isinstance(found, list) and all(isinstance(one, dict) and needed <= one.keys() for one in found)

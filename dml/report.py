@@ -21,7 +21,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -30,7 +29,7 @@ from tabulate import tabulate
 
 from dml.command import ending
 from dml.errors import UserError
-from dml.files import beside, replace_file
+from dml.files import beside, read_yaml, replace_file
 from dml.folder import RunFolder, flat
 from dml.loggers import read_metrics
 from dml.pieces import pieces
@@ -146,7 +145,7 @@ def _finished(folder: Path) -> Run | None:
     typed, overrides = folder / "overrides.yaml", []
     if typed.exists():
         with reading(typed, remedy):
-            given = yaml.safe_load(typed.read_text())
+            given = read_yaml(typed)
             check(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
             overrides = given
     return Run(folder, config, overrides, read_figures(folder / "metrics.json"))

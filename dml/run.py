@@ -16,6 +16,8 @@ from omegaconf import DictConfig
 
 from dml.command import command, started_from_here
 from dml.errors import Interrupted, UserError
+from dml.launch import check_environment, processes
+from dml.signals import STOPPING
 
 
 def _task(config: DictConfig) -> float | None:
@@ -26,6 +28,7 @@ def _task(config: DictConfig) -> float | None:
 
         return job_of_a_sweep(config, overrides)
     _check_overlay(overrides)
+    check_environment()
     _check_folder_is_named(overrides)
     from dml.collection import run_all
     from dml.options import check
@@ -54,7 +57,7 @@ def _check_overlay(overrides: list[str]) -> None:
 
 def _check_folder_is_named(overrides: list[str]) -> None:
     """Raises UserError where several processes would each take a folder of the minute in which they start."""
-    several = max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS")) > 1
+    several = processes() > 1
     named = "DML_OUTPUT_DIR" in os.environ or any(o.startswith("paths.output_dir=") for o in overrides)
     if several and not named:
         raise UserError(
@@ -75,7 +78,7 @@ def job(
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
     """
-    told = []
+    told: list[int] = []
     with started_from_here(), (log or Path(os.devnull)).open("a") as file:
         output: Any = file if log else None
         process = subprocess.Popen(typed(overrides, folder), stdout=output, stderr=output)
@@ -84,9 +87,8 @@ def job(
         told.append(number)
         process.send_signal(number)
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     here = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, pass_on) for number in numbers} if here else {}
+    before = {number: signal.signal(number, pass_on) for number in STOPPING} if here else {}
     try:
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):

@@ -131,9 +131,11 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
 
     from dml.build import build
     from dml.command import CONF
+    from dml.course import Course
     from dml.folder import RunFolder
     from dml.pieces import pieces, settle
-    from dml.train import Course, fit, trainer_of
+    from dml.train import fit
+    from dml.trainer import trainer_of
 
     class OneStep(Course):
         def _report(self, trainer: Any, figures: dict[str, float], table: Any) -> None:

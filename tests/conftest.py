@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from dml.build import build_method
 from dml.command import CONF
 from dml.methods.base import Method
+from dml.options import check
 
 # Small enough for seconds, large enough that every part has something to do.
 TINY = [
@@ -63,6 +64,7 @@ def method_of(configure: Callable[..., DictConfig]) -> Callable[..., Method]:
     def method_of(*overrides: str) -> Method:
         small = ["dataset=glyphs", "backbone=small", "head.dim=24", "image_size=32", "runtime.train_classes=5"]
         config = configure(*small, *overrides)
+        check(config)
         torch.manual_seed(0)
         return build_method(config)
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import DictConfig
+from torch import nn
 
 from dml.errors import UserError
 from dml.folder import RunFolder
+from dml.launch import check_environment, of_slurm
 from dml.run import _check_folder_is_named
-from dml.train import prepare
+from dml.train import prepare, run
+from dml.trainer import Bar
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -79,3 +83,112 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
     environment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
     assert not environment.creates_processes_externally
     assert trainer.world_size == 2
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT"])
+@pytest.mark.parametrize("value", ["abc", "", "-1", "1.5", "²"])
+def test_a_number_of_processes_that_is_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=rf"{name}={value} has to be a whole number"):
+        check_environment()
+
+
+OF_TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "a",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+}
+OF_SRUN = {
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NAME": "x",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NNODES": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "missing"),
+    [
+        *((OF_TORCHRUN, name) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK")),
+        *((OF_SRUN, name) for name in ("SLURM_NNODES", "SLURM_LOCALID", "SLURM_JOB_ID")),
+    ],
+)
+def test_variables_that_are_missing(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], missing: str
+) -> None:
+    for name, value in environment.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=rf"but not {missing}: start all processes with (torchrun|srun)"):
+        prepare(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))
+
+
+def test_machines_with_different_numbers_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (OF_SRUN | {"SLURM_NTASKS": "3", "SLURM_NNODES": "2"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="--ntasks-per-node"):
+        of_slurm()
+
+
+def test_one_device_needs_no_other_to_see_its_batch(configure: Configure, tmp_path: Path) -> None:
+    one = [*TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.strategy=auto"]
+    parts, trainer = prepare(configure(*one), RunFolder(tmp_path / "run"))
+    assert trainer.world_size == 1
+    assert not any(isinstance(module, nn.SyncBatchNorm) for module in parts.method.modules())
+
+
+@pytest.mark.slow
+def test_ddp_on_one_processor(configure: Configure) -> None:
+    one = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.max_steps=2"]
+    assert run(configure(*TINY, *one), one)["run/steps"] == 2
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("max_time=00:00:00:01", "fast_dev_run=true", "limit_train_batches=0", "limit_train_batches=1.0"),
+        *("max_epochs=1", "min_steps=20", "barebones=true", "reload_dataloaders_every_n_epochs=1", "logger=false"),
+        *("enable_checkpointing=true", "default_root_dir=x", "callbacks=[]", "val_check_interval=2", "profiler=simple"),
+        *("accumulate_grad_batches=2", "accumulate_grad_batches=1", "inference_mode=false", "plugins=[]"),
+    ],
+)
+def test_options_of_lightning_that_are_not_for_a_run(configure: Configure, tmp_path: Path, option: str) -> None:
+    with pytest.raises(UserError, match=rf"trainer\.{option.partition('=')[0]} cannot be used"):
+        prepare(configure(*TINY, f"+trainer.{option}"), RunFolder(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("option", ["+gradient_clip_algorithm=value", "+detect_anomaly=true", "overfit_batches=2"])
+def test_options_of_lightning_that_are(configure: Configure, option: str) -> None:
+    name = f"+trainer.{option[1:]}" if option.startswith("+") else f"trainer.{option}"
+    options = [name, "trainer.max_steps=3", "trainer.gradient_clip_val=1.0", "protocol.clustering=false"]
+    assert run(configure(*TINY, *options), options)["run/steps"] == 3
+
+
+def test_what_lightning_says_of_its_options_when_it_begins(configure: Configure) -> None:
+    with pytest.raises(UserError, match="Lightning refuses the options under 'trainer'"):
+        run(configure(*TINY, "trainer.overfit_batches=0.001"), [])
+
+
+def test_a_bar_counts_the_steps_of_this_process(configure: Configure) -> None:
+    bar = Bar(refresh_rate=10)
+    trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
+    bar._trainer = trainer  # type: ignore[assignment]
+    bar.on_train_start(trainer)  # type: ignore[arg-type]
+    shown = bar.train_progress_bar.format_dict
+    assert (shown["n"], shown["total"], shown["initial"]) == (500, 600, 500)
+    bar.get_metrics = lambda *_: {}  # type: ignore[method-assign]
+    bar.train_progress_bar.start_t -= 10
+    for trainer.global_step in range(501, 521):
+        bar.on_train_batch_end(trainer, None)  # type: ignore[arg-type]
+    shown = bar.train_progress_bar.format_dict
+    assert (shown["n"], shown["total"]) == (520, 600)
+    assert shown["elapsed"] == pytest.approx(10, abs=2)  # 20 steps in 10 seconds, not 520
+    assert "8%" not in str(bar.train_progress_bar)
+    bar.train_progress_bar.close()

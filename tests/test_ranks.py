@@ -14,11 +14,12 @@ from hydra import compose, initialize_config_dir
 
 from dml.build import build
 from dml.command import CONF
+from dml.course import Course
 from dml.distributed import gather_rows
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.folder import RunFolder
-from dml.train import Course, trainer_of
+from dml.trainer import trainer_of
 from tests.conftest import TINY
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dml.errors import INTERRUPTED
-from dml.folder import load_checkpoint
+from dml.files import load_checkpoint
 from dml.loggers import read_metrics
 from tests.conftest import TINY
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.build import build_method, load
+from dml.build import build_method
 from dml.command import CONF
 from dml.errors import UserError
+from dml.rebuild import _checked, load
 from tests.conftest import TINY
 
 SOURCES = [path for part in ("dml", "experiments") for path in (CONF.parent / part).rglob("*.py")]
@@ -96,3 +97,76 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     for name in ("a.ckpt", "b.ckpt", "none.ckpt"):
         with pytest.raises(UserError, match="no checkpoint of a run, or damaged"):
             load(tmp_path / name)
+
+
+RESNET = {"_target_": "dml.models.backbones.resnet.resnet18", "weights": "http://127.0.0.1:9/x", "weights_dir": "there"}
+HEAD = {"_target_": "dml.models.heads.Head", "dim": 16}
+POOL = {"_target_": "torch.nn.AdaptiveAvgPool2d", "output_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("head", HEAD | {"pooling": RESNET}),
+        ("head", HEAD | {"pooling": POOL | {"output_size": RESNET}}),
+        ("head", HEAD | {"pooling": [POOL, RESNET]}),
+        ("head", RESNET),
+        ("head", HEAD | {"pooling": {"_target_": "dml.models.heads.Head"}}),
+        ("head", HEAD | {"pooling": {"_target_": "torch.nn.modules.module.torch.optim.Adam"}}),
+        ("head", HEAD | {"pooling": {"_target_": "torch.nn.parallel.DistributedDataParallel"}}),
+        ("head", HEAD | {"pooling": POOL, "other": POOL}),
+        ("backbone", HEAD),
+        ("backbone", {"_target_": "dml.models.backbones.small.small", "freeze": RESNET}),
+        ("method", {"_target_": "dml.methods.baseline.Baseline", "lr": POOL}),
+        ("method", {"_target_": "dml.methods.baseline.Baseline", "optimizer": POOL}),
+        ("transform", {"test": RESNET}),
+        ("transform", {"test": {"_target_": ["os.system"]}}),
+        ("head", HEAD | {"pooling": {"_target_": "torch.nn.nowhere.Pool"}}),
+    ],
+)
+def test_a_name_is_taken_only_where_its_kind_belongs(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, part: str, said: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("downloaded"))
+    with pytest.raises(UserError, match=r"asks for .*, which builds no network at \w+"):
+        load(checkpoint({part: said}))
+
+
+def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("downloaded"))
+    small = {"_target_": "dml.models.backbones.small.small", "weights_dir": str(tmp_path / "there")}
+    for weights in ("http://127.0.0.1:9/x", "imagenet", "/etc/passwd"):
+        assert (
+            load(checkpoint({"backbone": small | {"weights": weights}})).embed(torch.rand(1, 3, 32, 32)).shape[2] == 16
+        )
+    with pytest.raises(UserError, match="cannot be rebuilt"):  # another network, without its weights
+        load(checkpoint({"backbone": RESNET}))
+    assert not (tmp_path / "there").exists()
+
+
+def test_losses_and_optimizers_are_not_built(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim.SGD, "__init__", lambda *_: pytest.fail("built"))
+    said = {"_target_": "dml.methods.baseline.Baseline", "lr": 0.1, "optimizer": {"_target_": "torch.optim.SGD"}}
+    loss = {"_target_": "dml.losses.Loss", "loss": {"_target_": "os.system", "command": "touch x"}}
+    load(checkpoint({"loss": loss, "method": said}))
+    with pytest.raises(UserError, match="cannot be rebuilt"):
+        load(checkpoint({"image_size": 32, "method": said | {"M": 4}}))
+
+
+@pytest.mark.parametrize("said", [{"head": torch.zeros(2)}, {"head": {3: 4}}, {"image_size": {1, 2}}, {"transform": 3}])
+def test_a_checkpoint_of_anything(checkpoint: Callable[..., Path], said: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"some\.ckpt"):
+        load(checkpoint(said))
+
+
+def test_every_configuration_can_be_rebuilt(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
+    for group in ("head", "method", "backbone", "transform"):
+        for file in (CONF / group).glob("*.yaml"):
+            config = configure(*TINY, "runtime.train_classes=12", "runtime.embedding_dim=16", f"{group}={file.stem}")
+            container = OmegaConf.to_container(config, resolve=True)
+            assert isinstance(container, dict)
+            for part in ("backbone", "head", "method"):
+                _checked(container[part], part, tmp_path)
+            _checked(container["transform"]["test"], "transform.test", tmp_path)

@@ -4,7 +4,7 @@
 of the records.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from dml.data.records import Records
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
 from dml.errors import UserError
+from dml.signals import held, leave_to_the_parent
 
 Item = dict[str, Tensor | int]
 
@@ -71,7 +72,15 @@ def _prepared(records: Records, row: int, transform: Transform, cache: ImageCach
     return transform.prepared(records.image(row))
 
 
-class _Stream(DataLoader[Item]):
+class _Loader(DataLoader[Item]):
+    """Its workers leave the signals of a scheduler to the main process, from their first moment on."""
+
+    def __iter__(self) -> Any:
+        with held():
+            return super().__iter__()
+
+
+class _Stream(_Loader):
     """Batches without end; none is drawn before the step to which the sampler knows what to draw.
 
     It has a length, so that Lightning does not fetch a batch ahead of the training step.
@@ -91,7 +100,7 @@ class _Stream(DataLoader[Item]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to load."""
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Any:
         assert isinstance(self.batch_sampler, Sampler)
         step = self._start
         while True:
@@ -196,6 +205,7 @@ class DataModule(LightningDataModule):
             steps=self.trainer.max_steps if self.trainer else 0,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=leave_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -211,10 +221,11 @@ class DataModule(LightningDataModule):
         rank, world_size = self._ranks()
         places = list(range(len(rows)))
         batches = [places[at : at + self.eval_batch_size] for at in range(0, len(rows), self.eval_batch_size)]
-        return DataLoader(
+        return _Loader(
             _EvalSet(self.records, np.asarray(rows), self.test_transform, self.test_cache),
             batch_sampler=batches[rank::world_size] or batches[:1],
             num_workers=self.num_workers,
+            worker_init_fn=leave_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
 

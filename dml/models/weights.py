@@ -2,11 +2,11 @@
 
 import hashlib
 import http.client
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlparse
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.errors import UserError
+from dml.files import read_tensors
 
 # Classifiers and auxiliary classifiers of published files (torchvision, Cadene, Caffe): no part of a backbone.
 NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
@@ -44,8 +45,8 @@ def load_weights(
 
     Args:
         weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
-            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the part below
-            `backbone.` is then taken. It uses the published names or the module's own (`stages.`...).
+            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the backbone's
+            part is then taken. It uses the published names or the module's own (`stages.`...).
         published: the source of `imagenet`; None where there is none.
         weights_dir: folder of weight files; None: torch.hub's own.
         names: published key -> key of `module`, where they differ.
@@ -123,18 +124,42 @@ def _checked(path: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError):
-        raise UserError(
-            f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."
-        ) from None
+    state = read_tensors(path)
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
+    if isinstance(state, dict):
+        state = _of_a_backbone(state, path)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} holds no state dict (names to tensors): give a file that does.")
-    ours = {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
-    return ours or state
+    return state
+
+
+def _of_a_backbone(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
+    """The backbone's part of a method's weights; of another module's all.
+
+    A method either has its backbone whole or parts it into runs of stages, at its own top level.
+
+    Raises:
+        UserError: a method that has several of some stage, none of which is the backbone's.
+    """
+    named = {str(key): value for key, value in state.items()}
+    if ours := {key.removeprefix("backbone."): value for key, value in named.items() if key.startswith("backbone.")}:
+        return ours
+    places: dict[str, set[str]] = {}
+    for key in named:
+        if match := re.fullmatch(r"(.+)\.stages\.(\w+)\..*", key):
+            places.setdefault(match[2], set()).add(match[1])
+    parts = {stage: [place for place in found if "." not in place] for stage, found in places.items()}
+    if any(len(found) != 1 for found in parts.values()):
+        stage, several = next((stage, places[stage]) for stage in parts if len(parts[stage]) != 1)
+        raise UserError(
+            f"{path} is of a method that has no single backbone (there is a stage {stage} in each of "
+            f"{', '.join(sorted(several))}): give a run of a method that has one, such as baseline, abe or gsp."
+        )
+    if not parts:
+        return state
+    begins = tuple(f"{found[0]}.stages.{stage}." for stage, found in parts.items())
+    return {key.partition(".")[2]: value for key, value in named.items() if key.startswith(begins)}
 
 
 def _fit(

@@ -28,13 +28,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dml.build import Parts, build, load
+from dml.build import Parts, build
 from dml.command import CONF
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.evaluation.clustering import kmeans
 from dml.evaluation.evaluator import embed
 from dml.methods.dces import DCES, match_clusters
+from dml.rebuild import load
 from dml.run import job
 
 PAPER = 0.25

@@ -11,13 +11,14 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.build import build, load
+from dml.build import build
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
 from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit
 from dml.loggers import read_metrics
+from dml.rebuild import load
 from dml.reporting.scores import read_queries
 from dml.run import _task
 from dml.train import run
@@ -177,7 +178,7 @@ def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.Monk
     class Killed(Exception):
         pass
 
-    from dml.train import Course
+    from dml.course import Course
 
     whole = Course._test_the_best
 

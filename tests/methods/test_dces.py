@@ -15,7 +15,6 @@ from pytorch_lightning.callbacks import Callback
 from torch.nn import functional as F
 
 from dml import train
-from dml.build import load
 from dml.data.samplers import Clusters
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans
@@ -23,6 +22,7 @@ from dml.folder import RunFolder
 from dml.loggers import read_metrics
 from dml.methods.base import Method
 from dml.methods.dces import DCES, match_clusters, negative_distances
+from dml.rebuild import load
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,7 @@ Configure = Callable[..., DictConfig]
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than these trainings."""
-    monkeypatch.setattr(train, "write_report", lambda *_: {})
+    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
 
 
 class Watch(Callback):

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,9 +15,11 @@ import torchvision
 from torch import nn
 
 from dml.errors import UserError
+from dml.methods.base import Method
 from dml.models.backbones.bn_inception import bn_inception
 from dml.models.backbones.googlenet_v1 import googlenet_v1
 from dml.models.backbones.mobilenet_v2 import mobilenet_v2
+from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
 from dml.models.weights import Published, load_weights
@@ -125,6 +127,42 @@ def test_file_from_before_batch_norm_counted(tmp_path: Path) -> None:
     assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
 
 
+# --- the backbone of a run ---
+
+
+@pytest.mark.parametrize(
+    "options", [["method=baseline"], ["method=abe", "loss=xbm"], ["method=diablo"], ["method=gsp"]]
+)
+def test_the_backbone_of_a_run(options: list[str], method_of: Callable[..., Method], tmp_path: Path) -> None:
+    """Whole or in parts, beside heads, masks, losses and what losses keep that is no tensor."""
+    method = method_of(*options)
+    expected = {name: value + 1 for name, value in small().state_dict().items()}
+    state = method.state_dict()
+    for name in expected:
+        place = [key for key in state if key.endswith(f".{name}")][0]  # noqa: RUF015
+        state[place] = expected[name]
+    torch.save({"state_dict": state, "config": {}, "finished": True}, tmp_path / "last.ckpt")
+    if options == ["method=diablo"]:  # F, psi and phi, which repeats some of psi's stages
+        fails("no single backbone", str(tmp_path / "last.ckpt"))
+        return
+    found = small(weights=str(tmp_path / "last.ckpt")).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+@pytest.mark.parametrize("method", ["mheads", "mtails", "deml"])
+def test_a_run_with_several_backbones(method: str, method_of: Callable[..., Method], tmp_path: Path) -> None:
+    torch.save({"state_dict": method_of(f"method={method}").state_dict()}, tmp_path / "last.ckpt")
+    fails(
+        r"last\.ckpt is of a method that has no single backbone \(there is a stage block", str(tmp_path / "last.ckpt")
+    )
+
+
+def test_a_run_with_another_backbone(method_of: Callable[..., Method], tmp_path: Path) -> None:
+    torch.save({"state_dict": method_of("method=baseline").state_dict()}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError, match=r"is not of this backbone: it lacks \d+ keys"):
+        resnet20(weights=str(tmp_path / "last.ckpt"))
+
+
 # --- what can be wrong ---
 
 
@@ -139,7 +177,9 @@ def test_missing_file(tmp_path: Path) -> None:
     fails("is no file", str(tmp_path))
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights here", b"PK\x03\x04 cut off"])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", b"no weights here", b"\x80\x02}q\x00.", b"\0" * 99, b"PK\x03\x04 cut off"]
+)
 def test_not_a_checkpoint(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "net.pth").write_bytes(content)
     fails(r"net\.pth is not a checkpoint", str(tmp_path / "net.pth"))

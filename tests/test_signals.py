@@ -1,0 +1,109 @@
+"""A signal to all processes of a run at once, as schedulers send it, and Ctrl-C at any moment."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from dml.data.datamodule import _Loader
+from dml.errors import CTRL_C, INTERRUPTED
+from dml.files import sound
+from dml.signals import children, held, leave_to_the_parent
+from tests.test_faults import after_step, eventually
+from tests.test_resume import LONGER, start
+
+ENDLESS = "trainer.max_steps=50000"
+
+
+def test_loader_workers_leave_signals_to_the_parent_and_obey_it() -> None:
+    data = TensorDataset(torch.arange(40))
+    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent)  # type: ignore[arg-type]
+    batches = iter(loader)
+    assert next(batches)[0] == 0
+    (worker,) = (one.pid for one in batches._workers)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        subprocess.run(["kill", f"-{int(number)}", str(worker)], check=True)  # of another process than its parent
+    assert sum(int(batch[0]) for batch in batches) == sum(range(1, 40))
+    batches = iter(loader)
+    (worker,) = (one.pid for one in batches._workers)
+    os.kill(worker, signal.SIGTERM)
+    assert eventually(lambda: not batches._workers[0].is_alive(), 10)
+    assert batches._workers[0].exitcode == 0
+
+
+def test_signals_wait_while_they_are_held() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
+    try:
+        with held():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not got
+        assert got == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def told(process: subprocess.Popen[bytes], ready: Callable[[], bool], number: signal.Signals) -> int:
+    """The exit code after a signal to the whole group of a process."""
+    assert eventually(lambda: ready() or process.poll() is not None, 150)
+    assert process.poll() is None
+    os.killpg(process.pid, number)
+    return process.wait(120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_the_whole_group(tmp_path: Path, number: signal.Signals) -> None:
+    run = start(tmp_path / "run", ENDLESS, "trainer.checkpoint_every=50000", "protocol.every=50000")
+    assert told(run, after_step(tmp_path / "run", 5), number) == INTERRUPTED
+    assert sound(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    assert number.name in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_a_signal_to_the_whole_group_of_a_sweep(tmp_path: Path, launcher: str) -> None:
+    at_once = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    options = [*LONGER, ENDLESS, "trainer.checkpoint_every=50000", "protocol.every=50000", "seed=1,2", *at_once]
+    command = [sys.executable, "-m", "dml.run", "-m", *options, f"hydra/launcher={launcher}"]
+    with (tmp_path / "out").open("w") as out:
+        sweep = subprocess.Popen(
+            [*command, f"paths.sweep_dir={tmp_path}"], stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    runs = [tmp_path / "seed=1"] if launcher == "basic" else [tmp_path / "seed=1", tmp_path / "seed=2"]
+    assert told(sweep, lambda: all(after_step(run, 5)() for run in runs), signal.SIGTERM) == INTERRUPTED
+    assert "Traceback" not in (tmp_path / "out").read_text()
+    assert all(eventually(lambda run=run: sound(run / "checkpoints" / "last.ckpt")) for run in runs)
+    assert not list(tmp_path.glob("*.failed"))
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", ENDLESS)
+    assert eventually(after_step(tmp_path / "run", 2), 150)
+    workers = children(run.pid)
+    assert len(workers) >= 2
+    run.kill()
+    run.wait()
+    assert eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["run", "embed", "report", "describe"])
+@pytest.mark.parametrize("seconds", [0.3, 1.5])
+def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str, seconds: float) -> None:
+    command = [sys.executable, "-m", f"dml.{module}", *([*LONGER] if module in ("run", "describe") else [])]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True)
+    time.sleep(seconds)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == CTRL_C
+    assert "Traceback" not in said
