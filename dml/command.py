@@ -78,7 +78,7 @@ def ending(files: bool = True) -> Iterator[None]:
     except OSError as error:
         if not files:
             raise
-        stop(f"{error.filename or 'What is printed'} cannot be read or written ({error.strerror or error}).")
+        stop(f"{error.filename or 'What is printed'} cannot be written or read ({error.strerror or error}).")
 
 
 def _nobody_reads() -> bool:
