@@ -17,7 +17,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.signals import STOPPING, children, no_more
@@ -97,6 +97,9 @@ class Sweep(Callback):
     told = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        place = OmegaConf.select(config, "paths.sweep_dir")
+        if place is None or not isinstance(place, str | int | float):
+            stop(f"paths.sweep_dir={'null' if place is None else place} is no folder: name one.")
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]
         given = {o.get_key_element().lstrip("+~") for o in parsed}
@@ -150,7 +153,8 @@ class Sweep(Callback):
 
 def stop(sentence: str) -> NoReturn:
     """Leaves with exit code 2; of several processes the first says why."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) == "0":
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
+    if rank == "0" or not rank.isdigit():  # a rank that is no number is what the sentence is about
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)
 
