@@ -50,10 +50,13 @@ def make(config: DictConfig, **arguments: Any) -> Any:
     try:
         return instantiate(config, **arguments)
     except InstantiationException as error:
-        if isinstance(error.__cause__, UserError):
-            raise error.__cause__ from None
-        if isinstance(error.__cause__, TypeError | ValueError):
-            raise UserError(f"{config._get_full_key(None)}: {' '.join(str(error.__cause__).split())}.") from error
+        cause: BaseException | None = error
+        while isinstance(cause, InstantiationException):  # a component inside another
+            cause = cause.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, TypeError | ValueError):
+            raise UserError(f"{config._get_full_key(None)}: {' '.join(str(cause).split())}.") from error
         raise
 
 

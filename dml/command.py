@@ -79,7 +79,7 @@ def ending(files: bool = True) -> Iterator[None]:
     except OSError as error:
         if not files:
             raise
-        stop(f"{error.filename or 'What is printed'} cannot be read or written ({error.strerror or error}).")
+        stop(f"{error.filename or 'What is printed'} cannot be written or read ({error.strerror or error}).")
 
 
 def _nobody_reads() -> bool:
@@ -159,7 +159,8 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
 
 def stop(sentence: str) -> NoReturn:
     """Leaves with exit code 2; of several processes the first says why."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))) == "0":
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
+    if rank == "0" or not rank.isdigit():  # a rank that is no number is what the sentence is about
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)
 

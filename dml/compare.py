@@ -25,7 +25,7 @@ from dml.reporting import figures
 from dml.reporting.scores import QUERIES, Queries, read_queries
 
 LEVEL = 0.95
-DRAWS = 10_000
+DRAWS, MOST = 10_000, 10_000_000
 BATCH = 2**24  # numbers that a bootstrap holds at a time
 
 FIGURES: dict[str, Callable[[Queries], np.ndarray]] = {
@@ -172,6 +172,8 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         UserError: as `paired`, too few draws, or a folder that cannot be written.
     """
     whole_number("--draws", draws, 100)
+    if draws > MOST:
+        raise UserError(f"--draws={draws} are more than are of use, or than memory holds: choose {MOST} at most.")
     whole_number("--seed", seed, 0)
     both = paired(runs_of(a), runs_of(b))
     found, content = {}, {}

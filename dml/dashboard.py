@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 from dml.command import ending, stop
+from dml.errors import UserError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
@@ -139,6 +140,11 @@ def main() -> None:
     parser.add_argument("--name", default="Methods compared", help="of the workspace")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the definition, send nothing")
     options = parser.parse_args()
+    for name in ("project", "name"):
+        if not getattr(options, name).strip():
+            raise UserError(f"--{name} is empty: name one.")
+    if wrong := set(options.project) & set("/\\#?%:"):
+        raise UserError(f"--project {options.project} holds {' '.join(sorted(wrong))}, which W&B takes in no project.")
     import wandb
 
     try:

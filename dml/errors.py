@@ -7,6 +7,8 @@ printed any more. After all but 2 the same command goes on.
 
 import errno
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
@@ -45,6 +47,24 @@ def true_or_false(option: str, value: Any) -> None:
     """Raises UserError unless `value` is a truth value: Hydra takes `no` for a word, which counts as true."""
     if not isinstance(value, bool):
         raise UserError(f"{option}={value} has to be true or false.")
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Raises UserError where what was asked for takes more memory than there is."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            # torch says so of a CPU in a plain RuntimeError, of a GPU in a class of its own.
+            if isinstance(cause, MemoryError) or "allocate memory" in str(cause) or "out of memory" in str(cause):
+                raise UserError(
+                    "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
+                    "protocol.batch_size, or set method.checkpointing=true where the method has it."
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 def no_room(error: BaseException | None) -> bool:

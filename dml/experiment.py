@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.command import ending, hydra_sentence, started_from_here
-from dml.errors import INTERRUPTED, Interrupted, UserError
+from dml.errors import INTERRUPTED, Interrupted, UserError, whole_number
 from dml.files import beside, replace_file
 from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
 from dml.provenance import add_start, commit, hardware, starts
@@ -393,6 +393,8 @@ def main() -> None:
     for change in options.set:
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
             raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
+    for seed in options.seeds:
+        whole_number("--seeds", seed, 0)
     experiments = find(options.names)
     if options.rows and len(experiments) != 1:
         raise UserError("--rows is for one experiment: name it.")

@@ -24,7 +24,20 @@ from pydantic.errors import PydanticSchemaGenerationError
 from dml.command import CONF
 from dml.errors import UserError
 from dml.pieces import AXES
-from dml.ranges import BelowOne, Count, Few, NotNegative, Number, Pixels, Positive, Seed, Share, WholeNumber
+from dml.ranges import (
+    BelowOne,
+    Count,
+    Few,
+    NotNegative,
+    Number,
+    Pixels,
+    Positive,
+    Seed,
+    Share,
+    Sharpness,
+    Size,
+    WholeNumber,
+)
 
 # Of every configuration.
 COMMON: dict[str, Any] = {
@@ -67,9 +80,10 @@ LIBRARIES: dict[str, dict[str, Any]] = {
     "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
     "pytorch_metric_learning": {
         **dict.fromkeys(("margin", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative),
-        **dict.fromkeys(("alpha", "beta", "gamma", "scale", "temperature", "softmax_scale"), Positive),
+        **dict.fromkeys(("alpha", "beta", "gamma", "scale", "temperature", "softmax_scale"), Sharpness),
         **dict.fromkeys(("embedding_reg_weight", "weight_reg_weight"), NotNegative),
-        **dict.fromkeys(("num_classes", "embedding_size", "memory_size"), Count),
+        **dict.fromkeys(("num_classes", "memory_size"), Annotated[int, Field(ge=1, le=10**7)]),
+        "embedding_size": Size,
         "learn_beta": bool,
         "type_of_triplets": Literal["all", "hard", "semihard", "easy"],
         "triplets_per_anchor": Literal["all"] | Count,

@@ -13,5 +13,6 @@ Few = Annotated[int, Field(ge=1, le=1024)]  # learners, clusters, layers
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30)]
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Sharpness = Annotated[float, Field(gt=0, le=1e4)]  # what exponentials are taken of
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]

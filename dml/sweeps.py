@@ -19,9 +19,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.utils import get_class
-from omegaconf import DictConfig, read_write
+from omegaconf import DictConfig, OmegaConf, read_write
 
-from dml.command import SWEPT
+from dml.command import SWEPT, stop
 from dml.errors import Interrupted, UserError
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
@@ -40,6 +40,9 @@ class Sweep(Callback):
     held: ClassVar[IO[str] | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        place = OmegaConf.select(config, "paths.sweep_dir")
+        if not isinstance(place, str | int | float):
+            stop(f"paths.sweep_dir={'null' if place is None else place} is no folder: name one.")
         Sweep.began, Sweep.folder = True, Path(config.hydra.sweep.dir)
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.build import Parts, build, make
 from dml.course import Course
-from dml.errors import UserError, no_permission, no_room
+from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
 from dml.folder import RunFolder
 from dml.gradient import check_batches
@@ -25,6 +25,7 @@ log = logging.getLogger("dml")
 logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
 
 
+@enough_memory()
 def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     """Trains, evaluates and reports; goes on where a killed run of the same configuration stopped, and where a
     shorter one ended.

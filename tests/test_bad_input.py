@@ -23,7 +23,7 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["method=nonsense"], ["method=nonsense is unknown", "abe", "baseline"]),
+        (["method=xyz"], ["dml: method=xyz is unknown: choose abe, baseline, "]),
         (["trainer.nonsense=1"], ["Key 'nonsense' is not in struct"]),
         (["dataset=folder", "dataset.root=/nowhere"], ["dml: ", "/nowhere"]),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
+from dml.dashboard import main
 from dml.loggers import read_metrics, shareable
 from dml.train import run
 from tests.conftest import TINY
@@ -54,6 +55,17 @@ def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tm
     for picture in ("gallery", "attention", "similarities", "learners"):
         assert f'"{picture}"' in done.stdout
         assert (tmp_path / "run" / "figures" / f"{picture}.png").exists()
+
+
+@pytest.mark.parametrize(("project", "said"), [("", "is empty"), (" ", "is empty"), ("a/b", "holds /")])
+def test_projects_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], project: str, said: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["dashboard", "--print", "--project", project])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_every_command_ends_in_the_one_way(name: str) -> None:
     ("raised", "code", "said"),
     [
         (UserError("a is wrong: b."), MISTAKE, "dml: a is wrong: b.\n"),
-        (FileNotFoundError(2, "No such file or directory", "a.txt"), MISTAKE, "dml: a.txt cannot be read or written"),
+        (FileNotFoundError(2, "No such file or directory", "a.txt"), MISTAKE, "dml: a.txt cannot be written or read"),
         (Interrupted("SIGTERM"), INTERRUPTED, "dml: Stopped by SIGTERM"),
         (KeyboardInterrupt(), CTRL_C, ""),
         (SystemExit(1), 1, ""),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from dml.command import Sweep
 from dml.errors import UserError
 from dml.files import read_yaml
 from dml.folder import RunFolder
@@ -237,3 +238,9 @@ def test_a_folder_without_permission(
         folder.check(config)
         with folder.locked():
             folder.open(config, [])
+
+
+def test_a_sweep_whose_place_names_no_folder(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        Sweep().on_multirun_start(configure("paths.sweep_dir=null"))
+    assert "paths.sweep_dir=null is no folder: name one." in capsys.readouterr().err

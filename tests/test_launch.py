@@ -8,6 +8,7 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
+from dml.command import stop
 from dml.errors import UserError
 from dml.folder import RunFolder
 from dml.launch import check_environment, of_slurm
@@ -91,6 +92,16 @@ def test_a_number_of_processes_that_is_none(monkeypatch: pytest.MonkeyPatch, nam
     monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=rf"{name}={value} has to be a whole number"):
         check_environment()
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False), ("abc", True)])
+def test_one_of_several_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, speaks: bool
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    with pytest.raises(SystemExit):
+        stop("It is wrong.")
+    assert ("It is wrong." in capsys.readouterr().err) == speaks
 
 
 OF_TORCHRUN = {
