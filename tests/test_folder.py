@@ -10,11 +10,11 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.command import Sweep
 from dml.errors import UserError
 from dml.files import read_yaml
 from dml.folder import RunFolder
 from dml.loggers import FolderLogger, read_metrics
+from dml.sweeps import Sweep
 from dml.train import run
 from tests.conftest import TINY
 
