@@ -101,8 +101,10 @@ def remembered(launch: Launch) -> Launch:
             raise Interrupted(f"{signal.Signals(told[0]).name}, with paths.sweep_dir={Sweep.folder}")
         for one in returns:
             Sweep.crashed |= one.status == JobStatus.FAILED
-            if one.status == JobStatus.COMPLETED and one.return_value is None:
-                Sweep.failed.append(Sweep.folder / job_name(list(one.overrides or [])))
+            folder = Sweep.folder / job_name(list(one.overrides or []))
+            failed = one.status == JobStatus.COMPLETED and one.return_value is None
+            if failed and folder not in Sweep.failed:  # a search may try the same twice
+                Sweep.failed.append(folder)
         return returns
 
     launched.__wrapped__ = launch  # type: ignore[attr-defined]

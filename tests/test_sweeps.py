@@ -179,7 +179,7 @@ def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pyte
     launch = remembered(Jobs.launch)
     launch(Jobs(), [["seed=2"]], initial_job_idx=0)
     Sweep.conclude()
-    launch(Jobs(), [["seed=1"], ["seed=2"]], initial_job_idx=0)
+    launch(Jobs(), [["seed=1"], ["seed=2"], ["seed=1"]], initial_job_idx=0)
     with pytest.raises(SystemExit) as left:
         Sweep.conclude()
     assert left.value.code == 1
