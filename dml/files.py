@@ -134,6 +134,13 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path} is damaged: it is no YAML.") from error
 
 
+def refers(node: Any) -> bool:
+    """Whether plain containers hold a reference of OmegaConf's, which can grow as anchors do."""
+    if isinstance(node, dict):
+        return any(refers(part) for part in (*node.keys(), *node.values()))
+    return any(map(refers, node)) if isinstance(node, list | tuple) else isinstance(node, str) and "${" in node
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint of a run, on the CPU, read as it is used.
 

@@ -14,19 +14,13 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.command import EXECUTION, started_from_here
 from dml.errors import UserError, no_room
-from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, replace_file, sound, torn
+from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, replace_file, sound, torn
 from dml.provenance import add_start, hardware
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
 LENGTH = "trainer.max_steps"
 
 log = logging.getLogger("dml")
-
-
-def _refers(node: Any) -> bool:
-    if isinstance(node, dict):
-        return any(_refers(part) for part in (*node.keys(), *node.values()))
-    return any(map(_refers, node)) if isinstance(node, list | tuple) else isinstance(node, str) and "${" in node
 
 
 def _first() -> bool:
@@ -200,7 +194,7 @@ class RunFolder:
         found = read_yaml(self.config_file)
         if not isinstance(found, dict) or not isinstance(found.get("runtime"), dict) or "method" not in found:
             return None
-        if _refers(found):
+        if refers(found):
             raise UserError(f"{self.config_file} holds references, which no run writes: it is not read.")
         return OmegaConf.create(found)
 
@@ -316,23 +310,6 @@ class RunFolder:
             ) from None
         except OSError as error:  # a file system without locks
             log.warning("%s cannot be locked (%s): start no second run there.", self.path, error.strerror)
-
-    @contextmanager
-    def logged(self) -> Iterator[None]:
-        """Log records go to `run.log` too."""
-        handler = logging.FileHandler(self.path / "run.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]
-        loggers[0].setLevel(logging.INFO)
-        logging.captureWarnings(True)
-        for logger in loggers:
-            logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            for logger in loggers:
-                logger.removeHandler(handler)
-            handler.close()
 
     @contextmanager
     def inherited(self) -> Iterator[None]:

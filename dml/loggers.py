@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,6 +27,24 @@ from dml.folder import RunFolder, flat
 log = logging.getLogger("dml")
 
 SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then lies in the folder, for wandb sync
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """Log records go to the folder's `run.log` too."""
+    handler = logging.FileHandler(folder / "run.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]
+    loggers[0].setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
 
 
 class FolderLogger(Logger):

@@ -16,7 +16,7 @@ from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
 from dml.folder import RunFolder
 from dml.gradient import check_batches
-from dml.loggers import FolderLogger, shareable
+from dml.loggers import FolderLogger, logged, shareable
 from dml.reporting.table import print_table
 from dml.trainer import refused, trainer_of
 
@@ -51,7 +51,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
             folder.check(config)
             if folder.finished(config):
                 return _finished(folder)
-        with folder.logged():
+        with logged(folder.path):
             folder.open(config, overrides)
             _train(config, overrides, folder, parts, trainer)
     return _close(folder) if trainer.is_global_zero else {}

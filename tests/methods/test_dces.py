@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback
 from torch.nn import functional as F
 
-from dml import train
+from dml import course, train
 from dml.data.samplers import Clusters
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans
@@ -299,7 +299,7 @@ def test_running_assignments_take_what_training_saw_last(
     """K-means is given the embeddings that training made, of the pass before step 0 where it has not seen an image."""
     passes: list[str] = []
     last: dict[int, np.ndarray] = {}
-    embed_rows, objective = train.embed_rows, DCES.objective
+    embed_rows, objective = course.embed_rows, DCES.objective
 
     def count(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments[2])
