@@ -7,11 +7,15 @@ printed any more. After all but 2 the same command goes on.
 
 import errno
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
+
+
+OUT_OF_MEMORY = re.compile("allocate memory|out of memory")
 
 
 class Interrupted(Exception):
@@ -49,37 +53,41 @@ def true_or_false(option: str, value: Any) -> None:
         raise UserError(f"{option}={value} has to be true or false.")
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what led to it, each once: `raise ... from None` can lead in a circle."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 @contextmanager
 def enough_memory() -> Iterator[None]:
     """Raises UserError where what was asked for takes more memory than there is."""
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            # torch says so of a CPU in a plain RuntimeError, of a GPU in a class of its own.
-            if isinstance(cause, MemoryError) or "allocate memory" in str(cause) or "out of memory" in str(cause):
-                raise UserError(
-                    "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
-                    "protocol.batch_size, or set method.checkpointing=true where the method has it."
-                ) from error
-            cause = cause.__cause__ or cause.__context__
+        # torch says so of a CPU in a plain RuntimeError, of a GPU in a class of its own.
+        if any(isinstance(c, MemoryError) or OUT_OF_MEMORY.search(str(c)) for c in causes(error)):
+            raise UserError(
+                "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
+                "protocol.batch_size, or set method.checkpointing=true where the method has it."
+            ) from error
         raise
 
 
 def no_room(error: BaseException | None) -> bool:
     """Whether an error comes of a full disk or a quota: torch wraps the system's error in one of its own."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
 
 
 def no_permission(error: BaseException | None) -> str | None:
     """The file that an error says may not be read or written; None for other errors."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename:
-            return str(error.filename)
-        error = error.__cause__ or error.__context__
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and cause.filename:
+            return str(cause.filename)
     return None

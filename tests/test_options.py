@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from dml.command import CONF
-from dml.errors import UserError
+from dml.errors import UserError, causes, enough_memory, no_permission, no_room
 from dml.options import check, compare, filled, parameters
 
 GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
@@ -136,3 +137,18 @@ def test_options_that_are_passed_on_are_known() -> None:
     assert {"m", "mu", "eps", "dim"} <= parameters("dml.models.gsp.GSPHead").keys()
     assert {"margin", "embedding_reg_weight"} <= parameters("pytorch_metric_learning.losses.MarginLoss").keys()
     assert "collect_stats" in parameters("pytorch_metric_learning.losses.MarginLoss")
+
+
+def test_too_little_memory_is_told() -> None:
+    with pytest.raises(UserError, match="too little memory"), enough_memory():
+        torch.empty(2**48)
+    with pytest.raises(ZeroDivisionError), enough_memory():
+        1 / 0  # noqa: B018
+
+
+def test_causes_end_where_they_lead_in_a_circle() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__context__ = second, first
+    assert list(causes(first)) == [first, second]
+    assert not no_room(first)
+    assert no_permission(second) is None

@@ -135,7 +135,7 @@ class GSPHead(LocalHead):
     options_of = GeneralizedSumPool
     pooling: GeneralizedSumPool
 
-    def __init__(self, in_channels: int, dim: int, **options: Any) -> None:
+    def __init__(self, in_channels: int, dim: Size, **options: Any) -> None:
         super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
 
 
