@@ -1,5 +1,7 @@
 """What is said before several processes begin."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,9 +158,12 @@ def test_one_device_needs_no_other_to_see_its_batch(configure: Configure, tmp_pa
 
 
 @pytest.mark.slow
-def test_ddp_on_one_processor(configure: Configure) -> None:
+def test_ddp_on_one_processor(tmp_path: Path) -> None:
+    """In a process of its own: DDP leaves its group and its environment behind."""
     one = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.max_steps=2"]
-    assert run(configure(*TINY, *one), one)["run/steps"] == 2
+    command = [sys.executable, "-m", "dml.run", *TINY, *one, f"paths.output_dir={tmp_path / 'run'}"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize(
