@@ -1,0 +1,19 @@
+"""Wrong values of every option of every choice: a sentence that names the option, or a training that means it."""
+
+from pathlib import Path
+
+import pytest
+
+import dml.course
+from tests.fuzz import all_of, choices, options_of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", choices())
+def test_wrong_values_of_every_option(choice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dml.course, "write_report", lambda *_, **__: None)  # its pictures take longer than the training
+    overrides = [choice] if choice else []
+    counts, others = all_of(overrides, options_of(choice), tmp_path)
+    print(choice or "of every configuration", dict(counts))
+    assert not others, "\n".join(others)
+    assert counts["refused"] > counts["trained"]
