@@ -11,6 +11,7 @@ from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import replace_file
 from dml.folder import RunFolder
 from dml.launch import processes
+from dml.options import check
 from dml.pieces import pieces
 from dml.report import leaves, mean_and_std, write_summary
 from dml.run import job
@@ -38,6 +39,7 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
             f"with {' '.join(next(iter(pieces(config).values())))}, and take the table of all from "
             "python -m dml.report FOLDER."
         )
+    check(config)
     folder = RunFolder.of(config, overrides)
     folder.check(config)
     parts = pieces(config)

@@ -36,7 +36,7 @@ def _task(config: DictConfig) -> None:
     from dml.build import build_method
     from dml.options import check
 
-    check(config)
+    check(config, without=("dataset", "download"))
 
     config.backbone.weights = "none"  # sizes do not depend on them
     config.runtime.train_classes = 2  # known with the data; proxies are not counted

@@ -23,6 +23,7 @@ from dml.command import SWEPT
 from dml.errors import UserError
 from dml.files import replace_file
 from dml.folder import RunFolder, flat
+from dml.reading import is_logged
 
 log = logging.getLogger("dml")
 
@@ -122,7 +123,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    numbers = isinstance(record, dict) and all(isinstance(value, int | float) for value in record.values())
+    numbers = isinstance(record, dict) and all(map(is_logged, record.values()))
     return record if numbers and isinstance(record.get("step"), int) else None
 
 

@@ -49,7 +49,7 @@ COMMON: dict[str, Any] = {
     "download": Any,
     "runtime": Any,
 }
-# Of pl.Trainer, and ours beside them.
+# Ours, and those of pl.Trainer that change neither when a run ends nor what our callbacks count on.
 TRAINER: dict[str, Any] = {
     "accelerator": str,
     "devices": Annotated[int, Field(ge=-1, le=4096)]
@@ -65,6 +65,8 @@ TRAINER: dict[str, Any] = {
     "log_every": Count,
     "checkpoint_every": Count,
     "num_workers": Annotated[int, Field(ge=0, le=1024)],
+    **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
+    **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
 # What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
 LIBRARIES: dict[str, dict[str, Any]] = {
@@ -98,14 +100,18 @@ GIVEN: dict[str, tuple[str, ...]] = {
 _HYDRA = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
-def check(config: DictConfig) -> None:
+def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
     """Compares every option with what takes it.
+
+    Args:
+        config: composed.
+        without: groups that nothing is built of.
 
     Raises:
         UserError: an option that nothing takes, has no value, or is not of its type or in its range; a component that
             is not there. The sentence names the option.
     """
-    compare(filled(config))
+    compare(filled(config, without))
 
 
 def compare(container: Mapping[str, Any]) -> None:
@@ -118,7 +124,7 @@ def compare(container: Mapping[str, Any]) -> None:
     for name in groups & container.keys():
         value = container[name]
         if name == "trainer":
-            _check_taken(name, value, _of_trainer(), "the trainer")
+            _check_trainer(value)
         elif name != "paths":
             if name == "dataset":
                 _check("dataset.cache", value["cache"], Literal["none", "disk"])
@@ -128,10 +134,12 @@ def compare(container: Mapping[str, Any]) -> None:
             _walk(name, value)
 
 
-def filled(config: DictConfig) -> dict[str, Any]:
+def filled(config: DictConfig, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """The configuration as plain containers. Raises UserError for what has no value."""
     filled = config.copy()
     OmegaConf.set_struct(filled, False)
+    for group in without:
+        filled.pop(group)
     filled.runtime = {"train_classes": 1, "embedding_dim": 1}  # known later
     try:
         missing = sorted(OmegaConf.missing_keys(filled))
@@ -296,9 +304,23 @@ def _like(default: Any) -> Any:
     return Number if isinstance(default, int | float) else Any
 
 
-@cache
-def _of_trainer() -> dict[str, Any]:
-    return parameters("pytorch_lightning.Trainer") | TRAINER
+def _check_trainer(options: Mapping[str, Any]) -> None:
+    """Raises UserError for an option of Lightning's that would end a run elsewhere than at its last step, or take
+    from our callbacks what they count on."""
+    lightnings = parameters("pytorch_lightning.Trainer")
+    takes = {name: lightnings[name] if annotation is None else annotation for name, annotation in TRAINER.items()}
+    if "accumulate_grad_batches" in options:
+        raise UserError(
+            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
+            "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
+        )
+    for name in options:
+        if name in lightnings and name not in takes:
+            raise UserError(
+                f"trainer.{name} cannot be used: a run ends after trainer.max_steps, and writes, evaluates and reports "
+                f"by itself. There are {', '.join(sorted(takes))}."
+            )
+    _check_taken("trainer", options, takes, "the trainer")
 
 
 def _scalar(annotation: Any) -> bool:

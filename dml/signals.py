@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -64,11 +63,3 @@ def _obey(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process started, where the system tells."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
-    return found

@@ -23,16 +23,10 @@ from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 
 OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm")
-# Lightning's that change neither when a run ends nor what our callbacks count on.
-LIGHTNINGS = (
-    *("accelerator", "devices", "num_nodes", "strategy", "precision", "deterministic", "benchmark", "max_steps"),
-    *("gradient_clip_val", "gradient_clip_algorithm", "overfit_batches", "detect_anomaly", "enable_progress_bar"),
-)
 
 
 def trainer_of(config: DictConfig, course: Course) -> pl.Trainer:
     """The trainer of a run. Raises UserError where Lightning refuses an option, or we do."""
-    _check_names(config)
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
     try:
@@ -65,22 +59,6 @@ def trainer_of(config: DictConfig, course: Course) -> pl.Trainer:
 def refused(error: Exception) -> UserError:
     """What Lightning said of its options, in one sentence."""
     return UserError(f"Lightning refuses the options under 'trainer': {' '.join(str(error).split())}")
-
-
-def _check_names(config: DictConfig) -> None:
-    """Raises UserError for an option of Lightning's that would end a run elsewhere than at its last step, or take
-    from our callbacks what they count on."""
-    if "accumulate_grad_batches" in config.trainer:
-        raise UserError(
-            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
-            "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
-        )
-    for name in config.trainer:
-        if name not in (*OURS, *LIGHTNINGS):
-            raise UserError(
-                f"trainer.{name} cannot be used: a run ends after trainer.max_steps, and writes, evaluates and reports "
-                f"by itself. There are {', '.join(sorted((*OURS, *LIGHTNINGS)))}."
-            )
 
 
 def _learns_statistics(method: Method) -> bool:

@@ -62,9 +62,9 @@ def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capf
         ("dataset.classes=2", "classes"),
         ("backbone.weights=/nowhere.pth", "/nowhere.pth"),
         ("trainer.precision=abc", "precision"),
-        ("protocol.splits=0", r"protocol\.splits=0 has to be a whole number"),
+        ("protocol.splits=0", r"protocol\.splits=0 has to be at least 1"),
         ("protocol.splits=abc", r"protocol\.splits=abc has to be a whole number"),
-        ("protocol.seed=-1", r"protocol\.seed=-1 has to be a whole number"),
+        ("protocol.seed=-1", r"protocol\.seed=-1 has to be at least 0"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_written(

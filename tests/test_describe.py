@@ -30,7 +30,7 @@ def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pyt
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("image_size=4", "larger"), ("image_size=abc", "whole number"), ("head.dim=-4", "whole number")],
+    [("image_size=4", "larger"), ("image_size=abc", "whole number"), ("head.dim=-4", "at least 1")],
 )
 def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

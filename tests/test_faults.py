@@ -57,6 +57,7 @@ def test_a_full_disk_is_told_and_leaves_no_torn_file(tmp_path: Path) -> None:
     assert list((folder / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "dml.run", *LONGER, "trainer.max_steps=5000", f"paths.output_dir={folder}"]

@@ -23,8 +23,8 @@ CHOSEN = ["protocol=random_class_split", "protocol.split=0"]
     "options",
     [
         ["protocol.every=2"],  # with an evaluation at the end of the shorter one
-        ["protocol.every=4", "trainer.log_every=2"],  # and without
-        ["protocol.every=3", "trainer.halve_lr_after=1", *CHOSEN],
+        pytest.param(["protocol.every=4", "trainer.log_every=2"], marks=pytest.mark.slow),  # and without
+        pytest.param(["protocol.every=3", "trainer.halve_lr_after=1", *CHOSEN], marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -98,6 +98,7 @@ def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path)
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dml.run", "-m", *TINY, "trainer.max_steps=5000", "seed=1,2"]
     command += [f"paths.sweep_dir={tmp_path}"]
@@ -214,13 +215,16 @@ def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest
     assert is_over()
 
 
+SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["lr=interval(0.1,0.2)"], "with hydra/sweeper=optuna"),
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
-        (["lr=interval(0.1,0.2)", "hydra/sweeper=optuna", "hydra.sweeper.n_trials=0"], "hydra.sweeper.*"),
-        (["lr=interval(0.1,0.2)", "hydra/sweeper=optuna", "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'"),
+        pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.slow),
+        pytest.param([*SEARCH, "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'", marks=pytest.mark.slow),
     ],
 )
 def test_options_of_plug_ins_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:

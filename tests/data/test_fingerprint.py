@@ -92,7 +92,7 @@ def test_a_run_does_not_go_on_with_other_data(
 ) -> None:
     photographs(tmp_path / "data")
     options = [option for option in TINY if not option.startswith("dataset")]
-    options += ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "backbone=small", "sampler.batch_size=4"]
+    options += ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "backbone=small", "sampler.batch_size=8"]
     options += ["trainer.max_steps=4", "trainer.checkpoint_every=2", "protocol.every=4"]
 
     def stop(*_: Any) -> None:

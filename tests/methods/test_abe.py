@@ -181,7 +181,7 @@ def test_other_backbones(method_of: MethodOf, name: str, backbone: str) -> None:
         (["method.branch=nowhere"], r"nowhere.*choose one of block1, block2, block3"),
         (["method.branch=block4"], r"block4.*choose one of block1, block2, block3"),
         (["method.attention_depth=3"], r"3 stages after 'block2': choose a depth of 1 to 2 \(block3, block4\)"),
-        (["method.attention_depth=0"], r"choose a depth of 1 to 2"),
+        (["method.attention_depth=0"], "has to be at least 1"),
     ],
 )
 def test_stages_that_are_not_there(method_of: MethodOf, options: list[str], said: str) -> None:

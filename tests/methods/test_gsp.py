@@ -263,7 +263,7 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
         (["head.init_steps=-1"], r"head\.init_steps=-1"),
         (["method.ridge=0"], r"method\.ridge=0"),
         (["method.warm_up=-1"], r"method\.warm_up=-1"),
-        (["method.warm_up=inf"], r"method\.warm_up=inf"),
+        (["method.warm_up=inf"], "warm_up=Infinity has to be a finite number"),
     ],
 )
 def test_mistakes_are_told(method_of: Callable[..., Method], options: list[str], words: str) -> None:
