@@ -286,7 +286,7 @@ def parameters(target: str) -> dict[str, Any]:
         if not rest:
             break
         if (passed_on := getattr(taker, "options_of", None)) is not None:
-            return taken | parameters(f"{passed_on.__module__}.{passed_on.__qualname__}")
+            return parameters(f"{passed_on.__module__}.{passed_on.__qualname__}") | taken
     return taken
 
 
