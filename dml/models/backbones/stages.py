@@ -78,7 +78,7 @@ class Stages(nn.Module):
         """
         names = list(self.stages)
         if at not in names[:-1]:
-            raise UserError(f"cannot split after stage '{at}': choose one of {', '.join(names[:-1])}.")
+            raise UserError(f"method.branch={at}: cannot split there, choose one of {', '.join(names[:-1])}.")
         cut = names.index(at) + 1
         return self._part(names[:cut]), self._part(names[cut:])
 
