@@ -117,17 +117,17 @@ def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
 def compare(container: Mapping[str, Any]) -> None:
     """As `check`, of a configuration in plain containers."""
     groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
-    for name in container.keys() - COMMON.keys() - groups:
+    for name in sorted(container.keys() - COMMON.keys() - groups):
         raise UserError(f"{name} is no option{_near(name, {*COMMON, *groups})}.")
-    for name in COMMON.keys() & container.keys():  # first of all: others refer to them
+    for name in sorted(COMMON.keys() & container.keys()):  # first of all: others refer to them
         _check(name, container[name], COMMON[name])
-    for name in groups & container.keys():
+    for name in sorted(groups & container.keys()):
         value = container[name]
         if name == "trainer":
             _check_trainer(value)
         elif name != "paths":
             if name == "dataset":
-                _check("dataset.cache", value["cache"], Literal["none", "disk"])
+                _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk"])
                 value = {option: given for option, given in value.items() if option != "cache"}
             if name == "protocol":  # trainings that are left open are all of them
                 value = {option: given for option, given in value.items() if given is not None or option not in AXES}
@@ -199,7 +199,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     """What may have been meant, for the end of a sentence."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if near:
-        return f": did you mean {' or '.join(near)}?".rstrip("?")
+        return f": did you mean {' or '.join(near)}"
     return f": choose among {', '.join(sorted(known))}" if known else ": it has none"
 
 
