@@ -81,10 +81,11 @@ def options_of(choice: str) -> list[str]:
     return [o for o in found if (o.startswith(f"{group}.") if choice else "." not in o)]
 
 
-def tried(overrides: list[str], option: str, value: Any, folder: Path) -> str:
+def tried(composition: DictConfig, option: str, value: Any, folder: Path) -> str:
     """What a run does: `refused`, `trained`, or what went wrong, with the sentence or exception."""
-    config = composed(*overrides, f"paths.output_dir={folder}", f"paths.cache_dir={folder.parent / 'cache'}")
+    config = composition.copy()
     OmegaConf.set_struct(config, False)
+    config.paths.update(output_dir=str(folder), cache_dir=str(folder.parent / "cache"))
     OmegaConf.update(config, option, value, force_add=True)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -105,11 +106,12 @@ def all_of(overrides: list[str], options: list[str], folder: Path) -> tuple[Coun
     """Counts of refused, trained and other, and a line for each of the others."""
     counts: Counter[str] = Counter()
     others = []
+    composition = composed(*overrides)
     for option in options:
         for name, value in WRONG.items():
             if value is None and option in ("protocol.fold", "protocol.repeat", "protocol.split"):
                 continue  # all of them, which is several trainings
-            outcome = tried(overrides, option, value, folder / f"run{sum(counts.values())}")
+            outcome = tried(composition, option, value, folder / f"run{sum(counts.values())}")
             counts[outcome if outcome in ("refused", "trained") else "other"] += 1
             if outcome not in ("refused", "trained"):
                 others.append(f"{' '.join(overrides)} {option}={value!r} ({name}): {outcome}")
