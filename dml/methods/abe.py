@@ -21,7 +21,7 @@ from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, share
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
-from dml.ranges import Few, NotNegative
+from dml.ranges import Few, NotNegative, Share
 
 
 class Ensemble(Method):
@@ -195,7 +195,7 @@ class MTails(Ensemble):
         dim: int,
         *,
         M: Few,
-        perturbation: NotNegative = 0.01,
+        perturbation: Share = 0.01,
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
