@@ -20,7 +20,7 @@ from dml.data.datamodule import DataModule
 from dml.data.records import Records
 from dml.data.splits import check_split
 from dml.data.transforms import Transform
-from dml.errors import UserError
+from dml.errors import Interrupted, UserError
 from dml.evaluation.protocol import Conventional, Split
 from dml.losses import Loss
 from dml.methods.base import Method, NewLoss
@@ -53,7 +53,7 @@ def make(config: DictConfig, **arguments: Any) -> Any:
         cause: BaseException | None = error
         while isinstance(cause, InstantiationException):  # a component inside another
             cause = cause.__cause__
-        if isinstance(cause, UserError):
+        if isinstance(cause, UserError | Interrupted):  # a signal may come while a component is made
             raise cause from None
         if isinstance(cause, TypeError | ValueError):
             raise UserError(f"{config._get_full_key(None)}: {' '.join(str(cause).split())}.") from error

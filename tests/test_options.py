@@ -9,8 +9,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from dml.build import make
 from dml.command import CONF
-from dml.errors import UserError, causes, enough_memory, no_permission, no_room
+from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 from dml.options import check, compare, filled, parameters
 
 GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
@@ -139,6 +140,18 @@ def test_options_that_are_passed_on_are_known() -> None:
     assert {"m", "mu", "eps", "dim"} <= parameters("dml.models.gsp.GSPHead").keys()
     assert {"margin", "embedding_reg_weight"} <= parameters("pytorch_metric_learning.losses.MarginLoss").keys()
     assert "collect_stats" in parameters("pytorch_metric_learning.losses.MarginLoss")
+
+
+def told_to_stop() -> None:
+    raise Interrupted("SIGTERM")
+
+
+def test_a_signal_while_a_component_is_made_is_a_signal() -> None:
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        make(OmegaConf.create({"_target_": f"{__name__}.told_to_stop"}))
+    inner = {"_target_": f"{__name__}.told_to_stop"}
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        make(OmegaConf.create({"_target_": "builtins.dict", "inner": inner}))
 
 
 def test_too_little_memory_is_told() -> None:
