@@ -375,11 +375,6 @@ def negative_distances(
     return distances[inside], distances[~inside]
 
 
-def _one_of(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"method.{option}={value} is unknown: choose {', '.join(choices[:-1])} or {choices[-1]}.")
-
-
 class Slices(nn.ModuleList):
     """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
 
