@@ -20,9 +20,10 @@ from scipy.stats import t
 from tqdm import tqdm
 
 from dml.command import ending
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
+from dml.ranges import WholeNumber, check_value
 from dml.report import OUT, REPEATS, Run, configuration, leaves
 from dml.reporting import figures
 from dml.reporting.scores import read_embeddings
@@ -101,7 +102,7 @@ def _of_one(runs: Sequence[Run]) -> Together:
     models: dict[Model, Run] = {}
     for run in runs:
         for name in ("fold", "repeat", "folds"):
-            whole_number(f"protocol.{name} of {run.folder}", run.config.protocol.get(name), 0)
+            check_value(f"protocol.{name} of {run.folder}", run.config.protocol.get(name), WholeNumber)
         at = (int(run.config.protocol.fold), int(run.config.protocol.repeat))
         if at in models:
             raise UserError(

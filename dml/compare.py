@@ -11,21 +11,25 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
 
 from dml.command import ending
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.files import replace_file
+from dml.ranges import Seed, check_value
 from dml.reporting import figures
 from dml.reporting.scores import QUERIES, Queries, read_queries
 
 LEVEL = 0.95
-DRAWS, MOST = 10_000, 10_000_000
+DRAWS = 10_000
+Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
 BATCH = 2**24  # numbers that a bootstrap holds at a time
 
 FIGURES: dict[str, Callable[[Queries], np.ndarray]] = {
@@ -171,10 +175,8 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     Raises:
         UserError: as `paired`, too few draws, or a folder that cannot be written.
     """
-    whole_number("--draws", draws, 100)
-    if draws > MOST:
-        raise UserError(f"--draws={draws} are more than are of use, or than memory holds: choose {MOST} at most.")
-    whole_number("--seed", seed, 0)
+    check_value("--draws", draws, Draws)
+    check_value("--seed", seed, Seed)
     both = paired(runs_of(a), runs_of(b))
     found, content = {}, {}
     table = Table(

@@ -23,10 +23,11 @@ from tqdm import tqdm
 from dml.command import ending
 from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.files import beside
 from dml.folder import RunFolder
 from dml.methods.base import Method
+from dml.ranges import Pixels, Size, check_value
 from dml.reading import check, reading
 from dml.rebuild import rebuild
 
@@ -71,7 +72,7 @@ class Trained:
             found = rebuild(path)
             for name, weights in found.method.named_parameters():
                 check(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
-            whole_number("image_size", found.config.image_size, 1)
+            check_value("image_size", found.config.image_size, Pixels)
         return cls(path, found.step, found.config, found.method.to(place), found.transform)
 
     @property
@@ -165,7 +166,7 @@ def embed(trained: Trained, files: Sequence[Path], *, batch_size: int = BATCH, s
         UserError: images that cannot be read, by name; with `skip` if that is all of them; no files; a batch size that
             is none.
     """
-    whole_number("--batch-size", batch_size, 1)
+    check_value("--batch-size", batch_size, Size)
     if not files:
         raise UserError("there are no images to embed: name some.")
     found = Embedded(np.empty(0))

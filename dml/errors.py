@@ -1,4 +1,4 @@
-"""How a command ends, the one exception for mistakes that a user can put right, and checks that many components share.
+"""How a command ends, the one exception for mistakes that a user can put right, and what errors of the system mean.
 
 Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
 sentence; 75 told to stop by a signal, with a checkpoint where training had begun; 130 Ctrl-C; 141 nobody reads what is
@@ -9,7 +9,6 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
 
@@ -26,12 +25,6 @@ class UserError(ValueError):
 
     `python -m dml.run` prints the sentence and exits with code 2, without a traceback.
     """
-
-
-def whole_number(option: str, value: Any, least: int) -> None:
-    """Raises UserError unless `value` is a whole number from `least` to 2^32 - 1 (the range of seeds)."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**32:
-        raise UserError(f"{option}={value} has to be a whole number between {least} and {2**32 - 1}.")
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.command import ending, hydra_sentence, started_from_here
-from dml.errors import INTERRUPTED, Interrupted, UserError, whole_number
+from dml.errors import INTERRUPTED, Interrupted, UserError
 from dml.files import beside, replace_file
 from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
 from dml.provenance import add_start, commit, hardware, starts
+from dml.ranges import Seed, check_value
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
 
@@ -394,7 +395,7 @@ def main() -> None:
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
             raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
     for seed in options.seeds:
-        whole_number("--seeds", seed, 0)
+        check_value("--seeds", seed, Seed)
     experiments = find(options.names)
     if options.rows and len(experiments) != 1:
         raise UserError("--rows is for one experiment: name it.")

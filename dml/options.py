@@ -6,20 +6,16 @@ A component says `m: Count` or `mu: Share`, and that is all there is to say: `ch
 
 import difflib
 import inspect
-import json
 import math
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, reduce
-from operator import or_
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic import Field
 
 from dml.command import CONF
 from dml.errors import UserError
@@ -37,6 +33,10 @@ from dml.ranges import (
     Sharpness,
     Size,
     WholeNumber,
+    adapts,
+    check_value,
+    members,
+    shown,
 )
 
 # Of every configuration.
@@ -213,13 +213,7 @@ def _check(option: str, value: Any, annotation: Any) -> None:
     if annotation is Any:
         _check_finite(option, value)
         return
-    adapter = _adapter(annotation)
-    if adapter is None:
-        raise UserError(f"{option}={shown(value)} has to be a component, with a _target_.")
-    try:
-        adapter.validate_json(json.dumps(value))  # a configuration is what JSON can say: lists stand for tuples
-    except ValidationError as error:
-        raise UserError(f"{option}={shown(value)} {_said(error)}.") from None
+    check_value(option, value, annotation)
 
 
 def _check_finite(option: str, value: Any) -> None:
@@ -231,40 +225,6 @@ def _check_finite(option: str, value: Any) -> None:
     elif isinstance(value, list):
         for i, part in enumerate(value):
             _check_finite(f"{option}[{i}]", part)
-
-
-def shown(value: Any) -> str:
-    """A value as it is typed on the command line."""
-    return value if isinstance(value, str) and value else json.dumps(value)
-
-
-_WORDS = {
-    "a valid integer, got a number with a fractional part": "a whole number",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid list": "a list",
-    "a valid array": "a list",
-    "a valid tuple": "a list",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-}
-
-
-def _said(error: ValidationError) -> str:
-    """What pydantic says, as the end of a sentence: `has to be at least 1`."""
-    found: list[str] = []
-    for one in error.errors(include_url=False):
-        place = "".join(f"[{i}]" for i in one["loc"] if isinstance(i, int))
-        words = one["msg"].removeprefix("Input should be ").removeprefix("Input should ")
-        for theirs, ours in _WORDS.items():
-            words = words.replace(theirs, ours)
-        words = words[:1].lower() + words[1:]
-        found.append(f"({place} of it) {words}" if place else words)
-    return "has to be " + " or ".join(dict.fromkeys(found))
 
 
 @cache
@@ -325,34 +285,4 @@ def _check_trainer(options: Mapping[str, Any]) -> None:
 
 def _scalar(annotation: Any) -> bool:
     """Whether no component can be meant."""
-    return annotation is not Any and all(_adapts(member) for member in _members(annotation))
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """Of a union; else the annotation itself."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for member in typing.get_args(annotation):
-            yield from _members(member)
-    else:
-        yield annotation
-
-
-@cache
-def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """For the part of an annotation that plain values can be; None: there is none."""
-    plain = [member for member in _members(annotation) if _adapts(member)]
-    if not plain:
-        return None
-    whole: Any = annotation if len(plain) == len(list(_members(annotation))) else reduce(or_, plain)
-    return TypeAdapter(whole, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-@cache
-def _adapts(annotation: Any) -> bool:
-    if typing.get_origin(annotation) is Callable or annotation in (Callable, inspect.Parameter.empty):
-        return False
-    try:
-        TypeAdapter(annotation)
-    except PydanticSchemaGenerationError:
-        return False
-    return True
+    return annotation is not Any and all(adapts(member) for member in members(annotation))

@@ -37,8 +37,9 @@ from dml.embed import (
     writable,
     write_vectors,
 )
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.files import beside, replace_file
+from dml.ranges import Count, check_value
 from dml.reporting.page import render
 
 INDEX, VECTORS, PAGE = "index.faiss", "vectors.npz", "results.html"
@@ -96,7 +97,7 @@ def nearest(gallery: Gallery, queries: np.ndarray, names: Sequence[str], k: int)
 
 
 def _check_k(k: int, size: int) -> None:
-    whole_number("-k", k, 1)
+    check_value("-k", k, Count)
     if k > size:
         raise UserError(f"-k {k} nearest images are asked for, the gallery holds {size}: choose 1 to {size}.")
 
@@ -127,7 +128,7 @@ def search(
             or of other weights than the run's; k above the size of the gallery; a folder that cannot be written.
     """
     need_faiss()
-    whole_number("-k", k, 1)
+    check_value("-k", k, Count)
     asked = image_files(queries)
     indexed = (place / INDEX).is_file()
     images = image_files([place]) if place.is_dir() and not indexed else []

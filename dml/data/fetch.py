@@ -104,10 +104,14 @@ def _said(part: Path) -> dict[str, Any]:
 
 
 class _Paced(io.RawIOBase):
-    """What comes from a server, headers and all; an error where it comes too slowly, which a timeout does not see."""
+    """What comes from a server, headers and all; an error where it comes too slowly, which a timeout does not see.
+
+    The time before the first byte is the timeout's: a server may think before it answers.
+    """
 
     def __init__(self, raw: Any) -> None:
-        self._raw, self._since, self._bytes = raw, time.monotonic(), 0
+        self._raw, self._bytes = raw, 0
+        self._since: float | None = None
 
     def readable(self) -> bool:
         return True
@@ -115,6 +119,8 @@ class _Paced(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count: int = self._raw.readinto(buffer)
         self._bytes += count
+        if self._since is None:
+            self._since = time.monotonic()
         passed = time.monotonic() - self._since
         if passed > GRACE:
             if count and self._bytes < SLOWEST * passed:

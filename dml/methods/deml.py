@@ -6,19 +6,20 @@ follows, OAM the object attention between two scales, CAM the channel attention 
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.errors import UserError, whole_number
+from dml.errors import UserError
 from dml.losses import functional
 from dml.methods.base import Method, NewHead, NewLoss, Region
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
-from dml.ranges import Few, NotNegative, Size
+from dml.ranges import Few, NotNegative, Size, check_value
 
 
 class Scale(nn.Module):
@@ -141,7 +142,7 @@ class DeML(Method):
         played = adversary == "grl" and J > 1
         width = 2 * d if adversary_width is None else adversary_width
         if played:
-            whole_number("method.adversary_width", width, d)
+            check_value("method.adversary_width", width, Annotated[int, Field(ge=d, le=65536)])
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
         self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
         branch = branch or backbone.branch

@@ -117,6 +117,7 @@ def peak(step: Callable[[], None], device: torch.device) -> float:
 def contenders(options: argparse.Namespace) -> dict[str, Callable[[], Method]]:
     """The plain network, the method, its rival, and the method with less memory."""
     common = [f"backbone={options.backbone}", f"image_size={options.size}", "head.dim=512"]
+    changed: type[Method]
     if options.method == "deml":
         name, rival, changed = f"DeML({options.I},{options.J})", "whole images", BlindDeML
         chosen = [*common, "method=deml", f"method.I={options.I}", f"method.J={options.J}"]

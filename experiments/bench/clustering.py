@@ -64,10 +64,11 @@ class Passes:
 
     def __init__(self, parts: Parts, images: int, device: torch.device) -> None:
         self.parts, self.device = parts, device
-        self.method = parts.method.to(device)
+        method = parts.method.to(device)
+        assert isinstance(method, DCES)
+        self.method = method
         self.rows = parts.split.train[:images]
-        self.optimizer = self.method.configure_optimizers()
-        assert isinstance(self.method, DCES)
+        self.optimizer = method.configure_optimizers()
         self.method.sampler.regroup(np.arange(parts.data.train_images) % self.method.K)
         # Workers stay, as in a run: their start is paid once.
         self.stream = iter(parts.data.train_dataloader())
@@ -176,7 +177,7 @@ def train(options: argparse.Namespace) -> None:
         parts = build(configuration(*options.overrides))
         parts.method = load(str(last))
         running = torch.load(last, weights_only=True)["dces"]["memory"].numpy()
-        parts.data.cache = None
+        parts.data.test_cache = None
         table = embed(parts.method, parts.data.eval_dataloader(parts.split.train), lambda batch: batch)
         fresh = table.embeddings.flatten(1).numpy()
     k = configuration(*options.overrides).method.K

@@ -29,9 +29,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dml.command import stop
 from dml.data.cifar import IMAGES, Cifar100, cifar100
-from dml.errors import UserError, not_negative, positive, whole_number
+from dml.errors import UserError
 from dml.files import WholeCheckpoints, replace_file
 from dml.models.backbones.resnet_cifar import resnet20
+from dml.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 
 PADDING = 4
 ACCURACY = "test/accuracy"
@@ -86,7 +87,9 @@ class Classifier(pl.LightningModule):
         return self.linear(self.backbone(self.backbone.normalize(images)).mean((2, 3)))
 
     def on_train_epoch_start(self) -> None:
-        self.trainer.train_dataloader.dataset.epoch = self.current_epoch
+        loader = self.trainer.train_dataloader
+        assert loader is not None
+        loader.dataset.epoch = self.current_epoch
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         images, classes = batch
@@ -126,10 +129,10 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
     """Trains or goes on, writes `out` and `out.json`; returns the accuracy on the test images."""
     pl.seed_everything(seed, verbose=False)
     module = Classifier(len(data.class_names), lr, weight_decay).to(memory_format=torch.channels_last)
-    loaders = [
+    train, test = (
         DataLoader(Batches(data.images[rows], data.classes[rows], size, training=training, seed=seed), batch_size=None)
         for rows, size, training in ((data.train, batch, True), (~data.train, 500, False))
-    ]
+    )
     states = out.parent / f".{out.stem}-{epochs}-{batch}-{lr}-{weight_decay}-{seed}"  # of this very training
     last = states / "last.ckpt"
     every_epoch = ModelCheckpoint(states, filename="last", enable_version_counter=False)
@@ -145,7 +148,7 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # it resumes
         warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")  # and no workers
-        trainer.fit(module, *loaders, ckpt_path=last if last.exists() else None, weights_only=True)
+        trainer.fit(module, train, test, ckpt_path=last if last.exists() else None, weights_only=True)
     beside = out.with_name(f"{out.name}.part")
     torch.save({f"backbone.{name}": value for name, value in module.backbone.state_dict().items()}, beside)
     beside.replace(out)
@@ -156,12 +159,11 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
 
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would fail later."""
-    for name, least in (("epochs", 1), ("batch", 1), ("seed", 0)):
-        whole_number(f"--{name}", getattr(options, name), least)
+    ranges = {"epochs": Count, "batch": Size, "seed": Seed, "lr": Positive, "weight_decay": NotNegative}
+    for name, annotation in ranges.items():
+        check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
     if options.batch > IMAGES["train"]:
         raise UserError(f"--batch={options.batch} is more than the {IMAGES['train']:,} training images.")
-    positive("--lr", options.lr)
-    not_negative("--weight-decay", options.weight_decay)
     if options.out.suffix in ("", ".json") or options.out.is_dir():
         raise UserError(
             f"--out={options.out} has to be a file such as resnet20_cifar100.pth; a .json is put beside it."

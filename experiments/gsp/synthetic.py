@@ -15,11 +15,13 @@ mu and eps of this study. Writes hulls.png, the samples with the convex hull of 
 import argparse
 import json
 from pathlib import Path
+from typing import Annotated
 
 import matplotlib
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from pydantic import Field
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.losses import ContrastiveLoss
 from scipy.spatial import ConvexHull
@@ -27,10 +29,11 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from dml.command import stop
-from dml.errors import UserError, positive, whole_number
+from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
 from dml.models.gsp import GeneralizedSumPool
+from dml.ranges import Count, Positive, Seed, check_value
 
 CLASSES, OWN, SHARED, SAMPLE = 16, 4, 4, 50
 BOUND = 0.3
@@ -109,10 +112,10 @@ def draw(panels: dict[str, tuple[dict[str, float], Tensor, Tensor]], path: Path)
 
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would fail later."""
-    for name, least in (("dim", 2), ("epochs", 1), ("steps", 1), ("seed", 0)):
-        whole_number(f"--{name}", getattr(options, name), least)
-    positive("--lr", options.lr)
-    positive("--margin", options.margin)
+    check_value("--dim", options.dim, Annotated[int, Field(ge=2, le=65536)])
+    ranges = {"epochs": Count, "steps": Count, "seed": Seed, "lr": Positive, "margin": Positive}
+    for name, annotation in ranges.items():
+        check_value(f"--{name}", getattr(options, name), annotation)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

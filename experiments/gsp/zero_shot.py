@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from hydra import compose, initialize_config_dir
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pretrain import Batches
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -34,10 +36,11 @@ from tqdm import tqdm
 from dml.build import build_method
 from dml.command import CONF, stop
 from dml.data.cifar import cifar100
-from dml.errors import UserError, positive, whole_number
+from dml.errors import UserError
 from dml.files import replace_file
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
+from dml.ranges import Count, Positive, Seed, Share, Size, check_value
 from dml.reporting.figures import pooling_weights, prototype_colours
 
 CLASSES = ["rocket", "pickup_truck", "kangaroo", "leopard", "cattle", "wolf", "lizard", "camel", "tank", "bus"]
@@ -85,7 +88,8 @@ def class_means(method: GSP, images: Tensor, classes: np.ndarray) -> tuple[Tenso
 
 def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str, float]:
     """P@1 and MAP over random halves, each predicted from the other."""
-    rng, ranks = np.random.default_rng(0), {"euclidean": [], "cosine": []}
+    rng = np.random.default_rng(0)
+    ranks: dict[str, list[int]] = {"euclidean": [], "cosine": []}
     for _ in range(SPLITS):
         order = rng.permutation(len(attributes))
         halves = order[: len(order) // 2], order[len(order) // 2 :]
@@ -98,7 +102,7 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
             }
             for name, matrix in distances.items():
                 ranks[name] += (matrix <= matrix.diagonal()[:, None]).sum(1).tolist()
-    told = {}
+    told: dict[str, float] = {}
     for name, found in ranks.items():
         told |= {f"{name}/precision@1": float(np.mean(np.equal(found, 1)))}
         told |= {f"{name}/map": float(np.mean(1 / np.array(found)))}
@@ -107,13 +111,9 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
 
 def check(options: argparse.Namespace) -> None:
     """Raises UserError for what would fail later."""
-    for name, least in (("m", 1), ("epochs", 1), ("images", 6), ("seed", 0)):
-        whole_number(f"--{name}", getattr(options, name), least)
-    positive("--eps", options.eps)
-    positive("--lambda-zs", options.lambda_zs)
-    positive("--ridge", options.ridge)
-    if options.lambda_zs > 1:
-        raise UserError(f"--lambda-zs={options.lambda_zs} is a share: give a number up to 1.")
+    ranges = {"m": Size, "epochs": Count, "seed": Seed, "eps": Positive, "lambda_zs": Share, "ridge": Positive}
+    for name, annotation in (ranges | {"images": Annotated[int, Field(ge=6, le=500)]}).items():
+        check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

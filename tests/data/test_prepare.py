@@ -92,7 +92,7 @@ class Server(BaseHTTPRequestHandler):
                     self.wfile.write(b"x")
                     time.sleep(0.01)
             if name == "/waits":
-                time.sleep(0.5)
+                time.sleep(1.2)
             self.send_response(200)
             if name in ("/waits", "/slow", "/huge"):
                 self.send_header("Content-Length", str(10**15 if name == "/huge" else len(CONTENT)))
@@ -186,7 +186,7 @@ def test_a_byte_at_a_time_is_not_waited_for(
 
 def test_a_server_may_take_its_time(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the grace, where much comes then."""
-    monkeypatch.setattr(fetching, "GRACE", 0.3)
+    monkeypatch.setattr(fetching, "GRACE", 1.0)
     fetch(f"{server}/waits", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert len(Server.asked) == 1

@@ -242,7 +242,7 @@ def test_mistakes_are_told(method_of: MethodOf) -> None:
         (["method.object_layers=block4"], r"object_layers=block4 has to be a list"),
         (["method.channel_attention=no"], r"method\.channel_attention=no has to be true or false"),
         (["method.adversary=chess"], r"method\.adversary=chess has to be 'grl', 'hinge' or 'none'"),
-        (["method.adversary_width=2"], r"method\.adversary_width=2 has to be a whole number between 3"),
+        (["method.adversary_width=2"], r"method\.adversary_width=2 has to be at least 3"),
         (["method.lambda_adv=-1"], r"method\.lambda_adv=-1"),
         (["method.activation_decay=-1"], r"method\.activation_decay=-1"),
     ):

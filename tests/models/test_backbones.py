@@ -305,7 +305,7 @@ def test_normalize_has_nothing_to_save(backbone: Backbone) -> None:
 
 @pytest.mark.parametrize("at", ["pool9", "block4"])
 def test_split_names_the_stages(at: str) -> None:
-    with pytest.raises(UserError, match=f"'{at}': choose one of block1, block2, block3\\."):
+    with pytest.raises(UserError, match=f"{at}: cannot split there, choose one of block1, block2, block3\\."):
         small().split(at)
 
 
