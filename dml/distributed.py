@@ -44,23 +44,17 @@ def gather_rows(rows: Tensor) -> Tensor:
     return gathered
 
 
-def gather(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The global batch in rank order, with gradient to every rank's part.
+def gather(rows: Tensor) -> Tensor:
+    """`[b,...]` of every rank, equal b on all, -> `[B,...]` in rank order, with gradient to every rank's part; `rows`
+    itself on a single process.
 
     The backward pass sums the gradients that all ranks' (equal) losses send to this rank's rows: world size times
     the gradient of one loss, which DDP's averaging of parameter gradients divides by the world size again. Two
     ranks with half the batch each then take the step of one rank with the whole batch.
-
-    Args:
-        embeddings: `[b,L,d]`, equal b on all ranks.
-        labels: `[b]`.
-
-    Returns:
-        `[B,L,d]` and `[B]` with B = b x world size; the arguments themselves on a single process.
     """
     if not is_initialized() or get_world_size() == 1:
-        return embeddings, labels
-    return _Gather.apply(embeddings), gather_rows(labels)
+        return rows
+    return _Gather.apply(rows) if rows.requires_grad else gather_rows(rows)
 
 
 def share_of(tiles: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -5,286 +5,24 @@ and are shared by the tables that need the same one. --record keeps what was mea
 """
 
 import argparse
-import fcntl
-import json
-import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dml.command import ending, hydra_sentence, started_from_here
+from dml.configuration.ranges import Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
-from dml.files import beside, replace_file
-from dml.papers import FOLDER, Compared, Experiment, Measurement, Training, find, load
-from dml.provenance import add_start, commit, hardware, starts
-from dml.ranges import Seed, check_value
-
-LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
-
-
-def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
-    """What to start, and the folders of what it runs: a sweep over the seeds of each configuration, a script a seed."""
-    by_key: dict[str, list[Training]] = {}
-    for training in trainings:
-        mine = by_key.setdefault(training.key, [])
-        if training.seed not in (one.seed for one in mine):
-            mine.append(training)
-    launched = [] if launcher == "basic" else [f"hydra/launcher={launcher}"]
-    result = []
-    for key, mine in by_key.items():
-        if mine[0].script:
-            result += [(_script(one, out), [folder_of(one, out)]) for one in mine]
-            continue
-        seeds = ",".join(str(one.seed) for one in mine)
-        sweep = ["-m", "dml.run", "-m", *mine[0].overrides, *launched, f"seed=choice({seeds})"]
-        command = [sys.executable, *sweep, f"paths.sweep_dir={out / key}"]
-        result.append((command, [folder_of(one, out) for one in mine]))
-    return result
-
-
-def _script(training: Training, out: Path) -> list[str]:
-    path, *options = (option.replace("{seed}", str(training.seed)) for option in training.overrides)
-    return [sys.executable, str(FOLDER.parent / path), *options, "--out", str(folder_of(training, out))]
-
-
-def folder_of(training: Training, out: Path) -> Path:
-    """Where a training, done or not, has its place."""
-    return out / training.key / f"seed={training.seed}"
-
-
-def finished(training: Training, out: Path) -> Path | None:
-    """The folder of a training that is done."""
-    folder = folder_of(training, out)
-    return folder if (folder / "metrics.json").exists() else None
-
-
-def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
-    """What keeps trainings from starting, as data sets that are not there, and which, one of each configuration.
-
-    Raises:
-        UserError: options that do not compose.
-    """
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-
-    from dml.build import open_dataset
-    from dml.command import CONF
-
-    found: dict[str, list[Training]] = {}
-    opened: dict[str, str] = {}
-    for training in {one.overrides: one for one in trainings}.values():
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            try:
-                config = compose("config", overrides=list(training.overrides))
-            except HydraException as error:
-                raise UserError(f"{training.experiment}, {training.row}: {hydra_sentence(error)}") from error
-        settings = str(config.dataset)
-        if settings not in opened:
-            try:
-                open_dataset(config)
-                opened[settings] = ""
-            except UserError as mistake:
-                opened[settings] = str(mistake)
-        if opened[settings]:
-            found.setdefault(opened[settings], []).append(training)
-    return found
-
-
-def seconds_of(trainings: Sequence[Training]) -> float:
-    """How long the training steps of all would take here, one after another: two steps of each model are timed.
-
-    Data, evaluation and weights are left out, and configurations of one size are timed once.
-
-    Raises:
-        UserError: a number of steps or images that is none.
-    """
-    import time
-
-    import torch
-    from hydra import compose, initialize_config_dir
-    from tqdm import tqdm
-
-    from dml.build import build_method
-    from dml.command import CONF
-    from dml.options import check
-    from dml.pieces import pieces
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    timed: dict[str, float] = {}
-    total = 0.0
-    distinct = {(training.key, training.seed): training for training in trainings}
-    for training in tqdm(distinct.values(), desc="estimating", leave=False):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", overrides=list(training.overrides))
-        check(config)
-        config.backbone.weights = "none"
-        config.runtime.train_classes = 100
-        size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])
-        if size not in timed:
-            method = build_method(config).to(device)
-            images = torch.rand(8, 3, config.image_size, config.image_size, device=device)
-            for _ in range(2):  # the second is measured: the first makes buffers
-                start = time.perf_counter()
-                method.embed(images).sum().backward()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                timed[size] = (time.perf_counter() - start) / len(images)
-        several = max(1, len(pieces(config)))
-        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
-    return total
-
-
-def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
-    """What the finished trainings of an experiment came to."""
-    found = []
-    for training in _with_seeds(experiment, changes, out):
-        folder = folder_of(training, out)
-        metrics = json.loads((folder / "metrics.json").read_text())
-        if training.script:
-            metrics = metrics.get(training.row, {})
-        wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
-        wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
-        kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
-        if not kept:  # of a script from before it had this row
-            continue
-        begun = starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
-        # A run that went on elsewhere is of all these commits and machines.
-        commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
-        found.append(
-            Measurement(
-                *(training.row, training.part, training.key, training.seed, list(changes), kept),
-                *(begun[-1]["command"], commits, begun[-1]["date"], machines),
-                metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None,
-            )
-        )
-    return found
-
-
-def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Training]:
-    """The finished trainings, of whatever seeds there are."""
-    result = []
-    for training in experiment.trainings(seeds=[0], changes=changes):
-        names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
-        seeds = sorted(int(name.removeprefix("seed=")) for name in names)
-        result += [replace(training, seed=seed) for seed in seeds]
-    return result
-
-
-def _drawn(experiment: Experiment) -> list[dict[str, str]]:
-    axes = [experiment.figure.get(name, {}) for name in ("x", "y")]
-    return [one for axis in axes for one in (axis if isinstance(axis, list) else [axis]) if isinstance(one, dict)]
-
-
-def sizes(experiment: Experiment) -> list[Measurement]:
-    """Parameters and flops of the rows whose columns show them: exact, and nothing is trained."""
-    from hydra import compose, initialize_config_dir
-
-    from dml.build import build_method, complexity
-    from dml.command import CONF
-
-    found = []
-    for training in experiment.trainings(seeds=[0]):
-        columns = experiment.parts[training.part].columns.values()
-        if not training.script and any(column.metric.startswith("model/") for column in columns):
-            overrides = training.overrides
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                config = compose("config", overrides=list(overrides))
-            config.backbone.weights = "none"
-            config.runtime.train_classes = 2
-            counted = complexity(build_method(config), config.image_size)
-            metrics = {f"model/{name}": float(n) for name, n in counted.items()}
-            command = shlex.join(["python", "-m", "dml.describe", *overrides])
-            today = datetime.now(UTC).date().isoformat()
-            told = (command, commit(), today, hardware("cpu"))
-            found.append(Measurement(training.row, training.part, training.key, None, [], metrics, *told))
-    return found
-
-
-def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
-    """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
-    from dml.compare import over_classes, paired, runs_of
-
-    folders: dict[tuple[str, str], list[Path]] = {}
-    for training in _with_seeds(experiment, changes, out):
-        folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
-    found = []
-    for (row, part), mine in folders.items():
-        base = folders.get((experiment.compared_with, part))
-        if base is None or row == experiment.compared_with:
-            continue
-        both = paired(base, mine)
-        for metric, values in both.values.items():
-            d = over_classes(*values, both.classes)
-            figures = (d.estimate, d.low, d.high, d.p)
-            found.append(
-                Compared(row, part, list(changes), metric, experiment.compared_with, *figures, [*both.runs[::-1]])
-            )
-    return found
-
-
-def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequence[Compared] = ()) -> Path:
-    """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
-
-    def place(one: Measurement | Compared) -> tuple[Any, ...]:
-        return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
-
-    with _alone(experiment.record):
-        before = load(experiment.name)  # another process may have recorded meanwhile
-        all_of_them = {place(one): one for one in before.measured}
-        for one in found:  # what was recorded before keeps its commit, date and hardware
-            if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
-                all_of_them[place(one)] = one
-        differences = {place(one): one for one in before.compared}
-        for difference in compared:
-            known = differences.get(place(difference))
-            if known is None or min(known.runs) <= min(difference.runs):  # never less than there was
-                differences[place(difference)] = difference
-        content = {
-            "measured": [asdict(one) for one in all_of_them.values()],
-            "compared": [asdict(one) for one in differences.values()],
-        }
-        replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    return experiment.record
-
-
-@contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """No other process writes records of this paper meanwhile."""
-    descriptor = os.open(record.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _record(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
-    """What is finished, and a picture of it where that is of a comparison."""
-    found = measure(experiment, changes, out)
-    if not found:
-        print(f"Nothing of {experiment.name} is finished: nothing was recorded.")
-        return
-    print(f"Recorded: {keep(experiment, found)}")
-    if experiment.compared_with:
-        from dml.reporting.experiments import comparison
-
-        keep(experiment, [], compare_rows(experiment, changes, out))
-        if (picture := comparison(load(experiment.name))) is not None:
-            path = experiment.record.with_suffix(".png")
-            with beside(path) as new:
-                picture.savefig(new, format="png")
-            print(f"Drawn: {path}")
+from dml.launch.entry import ending
+from dml.papers.catalogue import FOLDER, Experiment, Training, find
+from dml.papers.records import _record, keep, sizes
+from dml.papers.trainings import LAUNCHERS, commands, finished, lacking, seconds_of
+from dml.process import started_from_here
+from dml.runs.provenance import add_start, hardware
 
 
 def _list(experiments: Sequence[Experiment]) -> None:
@@ -359,7 +97,7 @@ def _dry(trainings: Iterable[Training], options: argparse.Namespace) -> None:
 
 
 def _smoke(experiments: Sequence[Experiment], rows: Sequence[str]) -> None:
-    from dml.smoke import smoke
+    from dml.papers.smoke import smoke
 
     wrong = smoke(experiments, rows)
     for place, sentence in wrong.items():
@@ -403,11 +141,11 @@ def main() -> None:
     if options.list:
         _list(experiments)
     elif options.report:
-        from dml.reporting.experiments import write_page
+        from dml.papers.page import write_page
 
         print(f"Report: {write_page(experiments, options.out)}")
     elif options.table:
-        from dml.reporting.experiments import markdown
+        from dml.papers.page import markdown
 
         print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in experiments if one.measured))
     elif options.sizes and options.set:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from dml.build import build_method
-from dml.command import CONF
+from dml.configuration.composition import composed
+from dml.configuration.options import check
 from dml.methods.base import Method
-from dml.options import check
+from dml.training.build import build_method
 
 # Small enough for seconds, large enough that every part has something to do.
 TINY = [
@@ -42,8 +41,7 @@ def configure(tmp_path: Path) -> Callable[..., DictConfig]:
 
     def configure(*overrides: str) -> DictConfig:
         places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose("config", overrides=[*places, *overrides])
+        return composed(*places, *overrides)
 
     return configure
 

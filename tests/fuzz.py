@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from dml.command import CONF
+from dml.configuration.composition import CONF
+from dml.configuration.composition import composed as compose
 from dml.errors import UserError
-from dml.train import run
+from dml.training.run import run
 from tests.conftest import TINY
 
 WRONG: dict[str, Any] = {
@@ -45,8 +45,7 @@ def composed(*overrides: str) -> DictConfig:
     given = [*TINY, "trainer.max_steps=2", "protocol.every=2", *overrides]
     for override in overrides:
         given += ONE.get(override, [])
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=given)
+    return compose(*given)
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[str]:

@@ -13,10 +13,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from scipy.stats import ttest_1samp
 
-from dml.aggregate import half_width, together, write_aggregate
-from dml.collection import run_all
+from dml.analysis.mlrc import half_width, together, write_aggregate
+from dml.configuration.trainings import pieces
 from dml.errors import UserError
-from dml.pieces import pieces
+from dml.launch.collection import run_all
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -147,7 +147,7 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
 
 
 def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.aggregate.MOST", 20)
+    monkeypatch.setattr("dml.analysis.mlrc.MOST", 20)
     (one,) = together([made])
     assert 10 < len(one.collections) <= 23
     assert len(one.independent) == 3

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from dml.collection import run_all
 from dml.errors import UserError
-from dml.train import run
+from dml.launch.collection import run_all
+from dml.training.run import run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]

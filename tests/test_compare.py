@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from dml.compare import compare, main, over_classes, over_images, paired, runs_of
+from dml.analysis.comparison import compare, over_classes, over_images, paired, runs_of
+from dml.compare import main
 from dml.errors import UserError
-from dml.folder import RunFolder
+from dml.runs.folder import RunFolder
 
 CLASSES = np.repeat(np.arange(60), 12)
 

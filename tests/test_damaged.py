@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from dml import provenance
-from dml.compare import read_queries
+from dml.analysis.comparison import read_queries
 from dml.errors import UserError
-from dml.folder import RunFolder
-from dml.loggers import read_metrics
-from dml.reading import read_figures
-from dml.reporting.scores import read_embeddings
-from dml.train import run
+from dml.runs import provenance
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.runs.reading import read_figures
+from dml.runs.scores import read_embeddings
+from dml.training.run import run
 from tests.conftest import TINY
 from tests.runs import photographs
 

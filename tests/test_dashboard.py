@@ -13,8 +13,9 @@ import pytest
 from omegaconf import DictConfig
 
 from dml.dashboard import main
-from dml.loggers import read_metrics, shareable
-from dml.train import run
+from dml.runs.log import read_metrics
+from dml.training.loggers import shareable
+from dml.training.run import run
 from tests.conftest import TINY
 
 

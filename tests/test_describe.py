@@ -6,11 +6,12 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
-from dml.build import complexity
-from dml.command import CONF
-from dml.describe import _task, describe
+from dml.configuration.composition import CONF
+from dml.describe import _task
 from dml.errors import UserError
 from dml.methods.base import Method
+from dml.training.complexity import complexity
+from dml.training.description import describe
 
 MethodOf = Callable[..., Method]
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from dml.distributed import gather
 from dml.evaluation.evaluator import Collector
-from dml.loggers import read_metrics
 from dml.losses.functional import contrastive, contrastive_of_pairs, divergence
-from dml.train import run
+from dml.runs.log import read_metrics
+from dml.training.run import run
 from tests.conftest import TINY
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.build import build
-from dml.embed import Trained, Vectors, embed, embed_images, image_files, main, read_vectors, write_vectors
+from dml.embed import main
 from dml.errors import UserError
 from dml.evaluation import evaluator
+from dml.inference.embedding import Trained, embed, embed_images, image_files
+from dml.inference.vectors import Vectors, read_vectors, write_vectors
 from dml.methods.base import Method
+from dml.training.build import build
 from tests.conftest import TINY
 from tests.runs import photographs, save_run, untrained_run
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
 from dml import experiment
-from dml.command import CONF, ending, hydra_sentence
+from dml.configuration.composition import CONF, composed
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
+from dml.launch.entry import ending, hydra_sentence
 
 PACKAGE = CONF.parent / "dml"
 COMMANDS = [
@@ -93,8 +93,8 @@ main()
     ],
 )
 def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"), pytest.raises(HydraException) as caught:
-        compose("config", overrides=overrides)
+    with pytest.raises(HydraException) as caught:
+        composed(*overrides)
     said = hydra_sentence(caught.value)
     assert re.match(sentence, said)
     assert "\n" not in said

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from dml.command import CONF
+from dml.configuration.composition import composed
 from dml.errors import UserError
-from dml.experiment import commands, finished, keep, main, measure, sizes
-from dml.folder import RunFolder
-from dml.papers import FOLDER, Compared, Experiment, Measurement, find, load, names
-from dml.reporting.experiments import comparison, markdown, settings, write_page
-from dml.smoke import smoke
+from dml.experiment import main
+from dml.papers.catalogue import FOLDER, Compared, Experiment, Measurement, find, load, names
+from dml.papers.page import comparison, markdown, settings, write_page
+from dml.papers.records import keep, measure, sizes
+from dml.papers.smoke import smoke
+from dml.papers.trainings import commands, finished
+from dml.runs.folder import RunFolder
 
 ALL = names()
 
@@ -31,8 +32,7 @@ def test_every_table_and_figure_has_a_file() -> None:
 
 
 def composes(overrides: tuple[str, ...]) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=["runtime.embedding_dim=8", "runtime.train_classes=4", *overrides])
+    config = composed("runtime.embedding_dim=8", "runtime.train_classes=4", *overrides)
     OmegaConf.to_container(config, resolve=True)
 
 
@@ -128,7 +128,7 @@ rows:
   - {name: theirs, published: {glyphs: {R@1: 60.0}}}
 """
     )
-    monkeypatch.setattr("dml.papers.FOLDER", tmp_path / "experiments")
+    monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path / "experiments")
     return load("us/table1")
 
 

@@ -14,10 +14,11 @@ from omegaconf import DictConfig
 from scipy import ndimage
 from torch import Tensor
 
-from dml import export as exporting
-from dml.command import CONF
+from dml.configuration.composition import CONF
 from dml.errors import UserError
-from dml.export import Embedding, as_onnx, as_torch, main, need_onnx, run_onnx, run_torch, traced
+from dml.export import main
+from dml.inference import export as exporting
+from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
 from dml.models.attention import _largest_parts, _traced_parts
 from tests.runs import untrained_run

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dml.command import CONF
+from dml.configuration.composition import CONF
 from dml.errors import INTERRUPTED, MISTAKE
 from dml.files import sound
-from dml.loggers import read_metrics
+from dml.runs.log import read_metrics
 from tests.conftest import TINY
 from tests.test_resume import LONGER, kill_after_step, outcome, start
 

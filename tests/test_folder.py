@@ -12,10 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.errors import UserError
 from dml.files import read_yaml
-from dml.folder import RunFolder
-from dml.loggers import FolderLogger, read_metrics
-from dml.sweeps import Sweep
-from dml.train import run
+from dml.launch.sweep import Sweep
+from dml.runs.folder import RunFolder
+from dml.runs.log import FolderLogger, read_metrics
+from dml.training.run import run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]

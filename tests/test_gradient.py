@@ -8,10 +8,10 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from dml.build import build
 from dml.errors import UserError
-from dml.gradient import STEPS, FirstGradient, check_batches
-from dml.train import run
+from dml.training.build import build
+from dml.training.gradient import STEPS, FirstGradient, check_batches
+from dml.training.run import run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]

@@ -10,13 +10,12 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
-from dml.command import stop
-from dml.errors import UserError
-from dml.folder import RunFolder
-from dml.launch import check_environment, of_slurm
+from dml.errors import UserError, stop
+from dml.process import check_environment, of_slurm
 from dml.run import _check_folder_is_named
-from dml.train import prepare, run
-from dml.trainer import Bar
+from dml.runs.folder import RunFolder
+from dml.training.run import prepare, run
+from dml.training.trainer import Bar
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]

@@ -9,8 +9,8 @@ import torch
 from omegaconf import DictConfig
 
 from dml.errors import UserError
-from dml.folder import RunFolder
-from dml.train import run
+from dml.runs.folder import RunFolder
+from dml.training.run import run
 from tests.conftest import TINY
 from tests.test_resume import outcome
 

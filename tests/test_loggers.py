@@ -10,10 +10,11 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.build import make
-from dml.folder import RunFolder
-from dml.loggers import FolderLogger, read_metrics, wandb_logger
-from dml.train import run
+from dml.configuration.components import make
+from dml.runs.folder import RunFolder
+from dml.runs.log import FolderLogger, read_metrics
+from dml.training.loggers import wandb_logger
+from dml.training.run import run
 from tests.conftest import TINY
 
 
@@ -143,7 +144,7 @@ def test_a_service_that_does_not_answer_holds_nothing_up(
 ) -> None:
     for name, value in {"MODE": "online", "BASE_URL": "http://127.0.0.1:9", "API_KEY": "a" * 40}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    monkeypatch.setattr("dml.loggers.SECONDS", 2)
+    monkeypatch.setattr("dml.training.loggers.SECONDS", 2)
     metrics = run(configure(*TINY, "logger=wandb", "trainer.max_steps=2"), [])
     assert metrics["run/steps"] == 2
     assert "W&B does not answer" in (tmp_path / "run" / "run.log").read_text()

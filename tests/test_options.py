@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from dml.build import make
-from dml.command import CONF
+from dml.configuration.components import make
+from dml.configuration.composition import CONF
+from dml.configuration.composition import composed as compose
+from dml.configuration.options import check, compare, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
-from dml.options import check, compare, filled, parameters
 
 GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
 CHOICES = [f"{file.parent.name}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
@@ -20,8 +20,7 @@ TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:
 
 
 def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=[*overrides, *TUNED])
+    config = compose(*overrides, *TUNED)
     OmegaConf.set_struct(config, False)
     return config
 

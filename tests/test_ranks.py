@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from hydra import compose, initialize_config_dir
+from dml.training.course import Course
 
-from dml.build import build
-from dml.command import CONF
-from dml.course import Course
+from dml.configuration.composition import CONF, composed
 from dml.distributed import gather_rows
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
-from dml.folder import RunFolder
-from dml.trainer import trainer_of
+from dml.runs.folder import RunFolder
+from dml.training.build import build
+from dml.training.trainer import trainer_of
 from tests.conftest import TINY
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -55,8 +54,7 @@ def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
     options += ["loss.loss.memory_size=32"] if loss == "xbm" else []
     options += ["head.m=8"] if method == "gsp" else []
     options += [f"paths.output_dir={folder / f'{method}_{loss}'}", f"paths.cache_dir={folder / 'cache'}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=options)
+    config = composed(*options)
     run_folder = RunFolder(Path(config.paths.output_dir))
     parts = build(config)
     course = Steps(config, run_folder, parts)

@@ -12,8 +12,10 @@ import pytest
 from omegaconf import DictConfig
 
 from dml.errors import UserError
-from dml.folder import RunFolder
-from dml.report import _point, _swept, leaves, main, rows, write_summary
+from dml.report import main
+from dml.reporting.summary import _point, _swept, write_summary
+from dml.runs.collecting import leaves, rows
+from dml.runs.folder import RunFolder
 
 Configure = Callable[..., DictConfig]
 MakeRun = Callable[..., None]

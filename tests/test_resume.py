@@ -12,7 +12,7 @@ import torch
 
 from dml.errors import INTERRUPTED
 from dml.files import load_checkpoint
-from dml.loggers import read_metrics
+from dml.runs.log import read_metrics
 from tests.conftest import TINY
 
 LONGER = [*TINY, "trainer.max_steps=24", "trainer.checkpoint_every=4", "protocol.every=8", "trainer.num_workers=2"]

@@ -15,15 +15,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from dml.build import build, build_method
-from dml.command import CONF
-from dml.course import Course
+from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
-from dml.folder import RunFolder
-from dml.loggers import read_metrics
-from dml.rebuild import load
-from dml.train import run
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.training.build import build, build_method
+from dml.training.course import Course
+from dml.training.rebuild import load
+from dml.training.run import run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.embed import embed_images
+from dml.inference.embedding import embed_images
 from dml.methods.base import Method
 from dml.search import main
 from tests.runs import photographs, untrained_run

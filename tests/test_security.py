@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.build import build_method
-from dml.command import CONF
+from dml.configuration.composition import CONF
 from dml.errors import UserError
-from dml.rebuild import _checked, load
+from dml.training.build import build_method
+from dml.training.rebuild import _checked, load
 from tests.conftest import TINY
 
 SOURCES = [path for part in ("dml", "experiments") for path in (CONF.parent / part).rglob("*.py")]

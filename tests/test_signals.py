@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from dml.data.datamodule import _Loader
 from dml.errors import CTRL_C, INTERRUPTED
 from dml.files import sound
-from dml.signals import STOPPING, held, leave_to_the_parent
+from dml.process import STOPPING, held, leave_to_the_parent
 from tests.test_faults import after_step, eventually
 from tests.test_resume import LONGER, start
 

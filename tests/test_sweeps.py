@@ -12,15 +12,15 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from dml.build import build_method
-from dml.command import CONF, SWEPT
+from dml.configuration.composition import CONF, composed
 from dml.errors import INTERRUPTED, MISTAKE, UserError
-from dml.loggers import read_metrics
-from dml.sweeps import HELD, NAME_BYTES, Sweep, _held, is_over, job_name, job_of_a_sweep, remembered
+from dml.launch.sweep import HELD, NAME_BYTES, Sweep, _held, is_over, job_name, job_of_a_sweep, remembered
+from dml.process import SWEPT
+from dml.runs.log import read_metrics
+from dml.training.build import build_method
 from tests.conftest import TINY
 
 TINIER = [*TINY, "trainer.max_steps=2", "protocol.every=2", "protocol.clustering=false"]
@@ -189,11 +189,11 @@ def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pyte
 
 def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"sweep": {"dir": str(of_a_sweep)}, "launcher": {"_target_": "a.BasicLauncher"}}
-    monkeypatch.setattr("dml.sweeps.HydraConfig.get", lambda: OmegaConf.create(told))
+    monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
     (of_a_sweep / "seed=1.failed").mkdir()
-    monkeypatch.setattr("dml.run.job", lambda *_: 2)
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: 2)
     assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
-    monkeypatch.setattr("dml.run.job", lambda *_: 0)
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: 0)
     (of_a_sweep / "seed=1").mkdir()
     (of_a_sweep / "seed=1" / "metrics.json").write_text('{"test/recall@1": 0.5}')
     assert job_of_a_sweep(OmegaConf.create({"protocol": {"criterion": "map@r"}}), ["seed=1"]) == 0.5
@@ -268,11 +268,10 @@ def test_overlays_sweep_options_that_their_method_has(path: Path) -> None:
     """Every combination composes and builds; the overlay also stands on an experiment."""
     params = OmegaConf.load(path).hydra.sweeper.params
     values = [[f"{name}={value}" for value in str(given).split(",")] for name, given in params.items()]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        for overrides in product(*values):
-            config = compose("config", overrides=[f"sweep={path.stem}", *overrides, "runtime.train_classes=4"])
-            build_method(config)
-        on_photographs = compose("config", overrides=["experiment=abe_cars_small", f"sweep={path.stem}"])
+    for overrides in product(*values):
+        config = composed(f"sweep={path.stem}", *overrides, "runtime.train_classes=4")
+        build_method(config)
+    on_photographs = composed("experiment=abe_cars_small", f"sweep={path.stem}")
     assert on_photographs.method["_target_"] == config.method["_target_"]
     assert on_photographs.dataset["_target_"] == "dml.data.cars196.cars196"
 

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from dml.configuration.ranges import Seed
 from dml.data.cifar import SIDE, Cifar100, cifar100
 from dml.data.records import Records
-from dml.ranges import Seed
 
 BACKGROUNDS = ("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "trees", "flowers")
 TRAINING = 3  # classes of a superclass; the other two test

@@ -20,7 +20,7 @@ from dml.data.records import Records
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
 from dml.errors import UserError
-from dml.signals import held, leave_to_the_parent
+from dml.process import held, leave_to_the_parent
 
 Item = dict[str, Tensor | int]
 
@@ -209,9 +209,9 @@ class DataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def test_image(self, row: int) -> Tensor:
-        """One image as evaluation sees it, `[3,H,W]` in 0..1."""
-        return self.test_transform(self.records.image(int(row)))
+    def test_images(self, rows: np.ndarray) -> Tensor:
+        """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
+        return torch.stack([self.test_transform(self.records.image(int(row))) for row in rows])
 
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them, in batches that are the same for any number of ranks, dealt out in turn.

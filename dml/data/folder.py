@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dml.configuration.ranges import Share
 from dml.data.images import SUFFIXES, decode
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
-from dml.ranges import Share
 
 
 def folder(

@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
+from dml.configuration.ranges import Few, Seed
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.ranges import Few, Seed
 
 # Chosen so that no two look alike in any typeface, also after scaling to a common box and turning by 15 degrees: C but
 # not c, 0 but not O, Latin A but neither Greek nor Cyrillic A. `tests/data/test_glyphs.py` checks any addition.

@@ -12,8 +12,8 @@ from typing import Self
 
 import numpy as np
 
+from dml.configuration.ranges import Size
 from dml.errors import UserError
-from dml.ranges import Size
 
 Place = tuple[int, int, int]  # position in the training rows, step, place in the global batch
 

@@ -11,8 +11,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
+from dml.configuration.ranges import Pixels
 from dml.errors import UserError
-from dml.ranges import Pixels
 
 # ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
 MEAN_COLOUR = (124, 116, 104)

@@ -3,19 +3,19 @@
 N test images, L learners, d width of one learner.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 from tqdm import tqdm
 
 from dml.errors import UserError
-from dml.methods.base import Method
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Collector(Metric):
 
 
 def embed(
-    method: Method,
+    method: LightningModule,
     batches: Iterable[dict[str, Tensor]],
     to_device: Callable[[dict[str, Tensor]], dict[str, Tensor]],
     *,
@@ -83,18 +83,20 @@ def embed(
     """Embeds all batches in evaluation mode and leaves the method in the mode in which it was.
 
     Args:
+        method: whose `embed` maps images `[b,3,H,W]` to learners `[b,L,d]`.
         batches: `image [b,3,H,W]`, `label [b]`, `index [b]`: this rank's part of the images.
         to_device: moves a batch to the method's device.
         of: what to take of the images instead of `method.embed`, also `[b,3,H,W] -> [b,L,d]`.
         title: of the progress bar; None shows none.
     """
+    embedding: Any = of or method.embed
     collector = Collector().to(method.device)
     training = method.training
     method.eval()
     with torch.inference_mode():
         for batch in tqdm(batches, desc=title, disable=title is None, leave=False):
             batch = to_device(batch)
-            collector.update((of or method.embed)(batch["image"]), batch["label"], batch["index"])
+            collector.update(embedding(batch["image"]), batch["label"], batch["index"])
     method.train(training)
     return collector.table()
 
@@ -107,11 +109,10 @@ def embed_rows(
     Args:
         of: see `embed`.
     """
-    method, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    assert isinstance(method, Method)
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     with trainer.precision_plugin.val_step_context():
         return embed(
-            method,
+            trainer.lightning_module,
             data.eval_dataloader(rows),
             lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),
             of=of,
@@ -123,7 +124,13 @@ Retrieval = Callable[[Tensor, Tensor | None], dict[str, float]]
 
 
 def score(
-    queries: Table, gallery: Table | None, retrieval: Retrieval, *, slices: int = 1, scales: int = 1, final: bool
+    queries: Table,
+    gallery: Table | None,
+    retrieval: Retrieval,
+    *,
+    slices: int = 1,
+    groups: Mapping[str, slice] | None = None,
+    final: bool,
 ) -> dict[str, float]:
     """Figures of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
 
@@ -136,8 +143,8 @@ def score(
         retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> figures.
         slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
             `learners/...`, which DCES compares its learners with.
-        scales: the learners are so many groups, one after another; of several, `scales/<i>/...` are of a group together
-            (DeML Table 2), `scales/<i>/self_cosine` is between its learners (Table 4).
+        groups: learners that are tested together too, by name: `<name>/...` are the group's figures (DeML Table 2),
+            `<name>/self_cosine` is between its learners (Table 4).
         final: with the figures that only the last evaluation of a run gives: `first/...`.
 
     Raises:
@@ -165,12 +172,11 @@ def score(
     result |= _of_parts(apart, name) | {f"{name}/correlation": correlation(cut(queries.embeddings))}
     if learners > 1:
         result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
-    for i in range(scales if scales > 1 else 0):
-        own = slice(i * learners // scales, (i + 1) * learners // scales)
-        of_scale = figures(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
-        result |= {f"scales/{i}/{figure}": value for figure, value in of_scale.items() if _ranked(figure)}
-        if learners > scales:
-            result[f"scales/{i}/self_cosine"] = float(self_cosines(queries.embeddings[:, own]).mean())
+    for group, own in (groups or {}).items():
+        of_group = figures(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
+        result |= {f"{group}/{figure}": value for figure, value in of_group.items() if _ranked(figure)}
+        if (own.stop - own.start) > 1:
+            result[f"{group}/self_cosine"] = float(self_cosines(queries.embeddings[:, own]).mean())
     if final:
         between = [figures(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
         for m, first in enumerate([apart[0], *between, together], 1):

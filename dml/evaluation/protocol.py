@@ -1,6 +1,6 @@
 """Who trains, who is searched for, who is searched, and which checkpoint is reported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -9,13 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dml.configuration.ranges import Count, Few, Seed, Size, WholeNumber
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Retrieval, Table, score
 from dml.evaluation.inputs import as_ks
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
-from dml.ranges import Count, Few, Seed, Size, WholeNumber
 
 Part = Literal["test", "validation"]
 
@@ -38,7 +38,7 @@ class Split:
     cameras: np.ndarray | None = None
 
     @property
-    def watched(self) -> Part:
+    def monitor(self) -> Part:
         """What is evaluated while training, and decides which checkpoint was the best."""
         return "test" if self.validation is None else "validation"
 
@@ -104,7 +104,7 @@ class Conventional:
 
     def _with_its_criterion(self, split: Split) -> Split:
         """Raises UserError where the test has no MAP@R to compare checkpoints by."""
-        if self.criterion == "map@r" and split.watched == "test":
+        if self.criterion == "map@r" and split.monitor == "test":
             raise UserError("protocol.criterion=map@r is no figure of this protocol's test: choose recall@1.")
         return split
 
@@ -112,7 +112,9 @@ class Conventional:
         """Steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
-    def score(self, table: Table, split: Split, part: Part, *, scales: int = 1, final: bool) -> dict[str, float]:
+    def score(
+        self, table: Table, split: Split, part: Part, *, groups: Mapping[str, slice] | None = None, final: bool
+    ) -> dict[str, float]:
         """Figures of one checkpoint on one part of the split, computed by all ranks together.
 
         On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
@@ -124,7 +126,7 @@ class Conventional:
         queries = table.take(split.query)
         gallery = None if split.gallery is None else table.take(split.gallery)
         retrieval = self.retrieval(split, queries, gallery)
-        figures = score(queries, gallery, retrieval, slices=self.slices, scales=scales, final=final)
+        figures = score(queries, gallery, retrieval, slices=self.slices, groups=groups, final=final)
         if self.clustering and final:
             found = cluster(queries.embeddings.flatten(1), queries.labels)
             figures |= {f"test/{name}": value for name, value in found.items()}

@@ -1,13 +1,14 @@
-"""One call form for every loss: `loss(embeddings [N,d], labels [N]) -> scalar`."""
+"""One call form for every loss: `loss(embeddings [N,d], labels [N]) -> scalar`, or a dict of named scalars."""
 
+import inspect
 from typing import Any
 
 import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Positive, WholeNumber
 from dml.errors import UserError
-from dml.ranges import Positive, WholeNumber
 
 
 class Loss(nn.Module):
@@ -35,9 +36,15 @@ class Loss(nn.Module):
         self.miner = miner
         self.lr_factor = lr_factor
         self.memory_from, self.batches = memory_from, 0  # so many seen while it is not used yet
+        self.takes = inspect.signature(loss.forward).parameters.keys() - {"embeddings", "labels"}
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> scalar.
+    def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> dict[str, Tensor]:
+        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> named scalars, whose sum is minimised.
+
+        Args:
+            auxiliary: what a step knows besides, a row an image: `norms [N]` of the outputs before they were scaled,
+                `index [N]` of the images in the records, and whatever the method computed. A loss gets what its
+                `forward` has parameters of the same name for.
 
         Raises:
             UserError: a cross-batch memory smaller than the batch.
@@ -53,10 +60,11 @@ class Loss(nn.Module):
         if self.batches < self.memory_from:
             self.batches += 1
             loss = self.loss.loss
+        wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
-            if self.miner is None:
-                return loss(embeddings, labels)
-            return loss(embeddings, labels, self.miner(embeddings, labels))
+            mined = () if self.miner is None else (self.miner(embeddings, labels),)
+            value = loss(embeddings, labels, *mined, **wanted)
+        return value if isinstance(value, dict) else {"metric": value}
 
     # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
     # overwrite the wrong entries without it.

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Positive
 from dml.losses.functional import squared_distances
-from dml.ranges import Positive
 
 
 class DistanceWeighted(nn.Module):

@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Number, Positive
 from dml.losses import functional
-from dml.ranges import Number, Positive
 
 
 class SquaredContrastive(nn.Module):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Positive
 from dml.errors import UserError
-from dml.ranges import Positive
 
 
 class ZeroShotPrediction(nn.Module):

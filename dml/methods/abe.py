@@ -11,17 +11,20 @@ C (section 4).
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Few, NotNegative, Share
+from dml.data.datamodule import DataModule
+from dml.figures.maps import attention_plot
+from dml.figures.plot import Plot
 from dml.losses import functional
-from dml.methods.base import Method, NewHead, NewLoss, share
+from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
-from dml.ranges import Few, NotNegative, Share
 
 
 class Ensemble(Method):
@@ -62,12 +65,20 @@ class Ensemble(Method):
         self.spatial, self.embedding = backbone.split(self.branch)  # S and G of the paper
         self.embedding.checkpointing = checkpointing
 
-    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """Eq. 8: the learners' metric losses, and the divergence loss that keeps them apart."""
-        terms = super().objective(embeddings, labels)
+        terms = super().objective(output, batch)
         if self.lambda_div:
-            terms["divergence"] = self.lambda_div * functional.divergence(embeddings, self.margin_div)
+            terms["divergence"] = self.lambda_div * functional.divergence(output.embeddings, self.margin_div)
         return terms
+
+    def attention(self, images: Tensor) -> Tensor | None:
+        """The masks of normalised images, `[B,M,C,h,w]`; None: there are none."""
+        return None
+
+    def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
+        masks = self.attention(self.normalized(images))
+        return [] if masks is None else [attention_plot(images, masks)]
 
 
 class Attention(nn.Module):
@@ -122,9 +133,9 @@ class ABE(Ensemble):
         self.head = head(self.d)
         self.masks = Attention(backbone, self.branch, attention_depth, M)
 
-    def learners(self, images: Tensor) -> Tensor:
+    def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)  # [B,C,h,w]
-        return stacked(self.embedding, self.head, spatial[:, None] * self.masks(spatial))
+        return Output(stacked(self.embedding, self.head, spatial[:, None] * self.masks(spatial)))
 
     def attention(self, images: Tensor) -> Tensor:
         return self.masks(self.spatial(images))
@@ -163,11 +174,11 @@ class MHeads(Ensemble):
         self.heads = nn.ModuleList(head(self.d) for _ in range(M))
         self.masks = Attention(backbone, self.branch, attention_depth, M) if attention else None
 
-    def learners(self, images: Tensor) -> Tensor:
+    def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)  # [B,C,h,w]
         inputs = [spatial] * self.M if self.masks is None else (spatial[:, None] * self.masks(spatial)).unbind(1)
         learners = zip(self.heads, self.embeddings, inputs, strict=True)
-        return torch.stack([head(embedding(features)) for head, embedding, features in learners], dim=1)
+        return Output(torch.stack([head(embedding(features)) for head, embedding, features in learners], dim=1))
 
     def attention(self, images: Tensor) -> Tensor | None:
         return None if self.masks is None else self.masks(self.spatial(images))
@@ -206,8 +217,9 @@ class MTails(Ensemble):
             for weight in self.spatials[1:].parameters():
                 weight.mul_(1 + perturbation * torch.randn_like(weight))
 
-    def learners(self, images: Tensor) -> Tensor:
-        return stacked(self.embedding, self.head, torch.stack([spatial(images) for spatial in self.spatials], dim=1))
+    def learners(self, images: Tensor) -> Output:
+        features = torch.stack([spatial(images) for spatial in self.spatials], dim=1)  # [B,M,C,h,w]
+        return Output(stacked(self.embedding, self.head, features))
 
     def fresh(self) -> Iterable[nn.Module]:
         return (self.head,)

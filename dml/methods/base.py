@@ -4,71 +4,67 @@ B images of the (local) batch, L learners, d width of one learner, D = L*d. A me
 and `loss(d)`, which make a new head of width d and a new loss on embeddings of width d, and the whole width D.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import NotNegative, Positive
 from dml.data.datamodule import DataModule
 from dml.distributed import gather
 from dml.errors import UserError
+from dml.figures.plot import Plot
 from dml.losses import Loss, functional
-from dml.models.gsp import GeneralizedSumPool
-from dml.models.heads import Head
-from dml.ranges import NotNegative, Positive
+from dml.models.heads import Head, LearnsLater
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
 
 
-@dataclass(frozen=True)
-class Groups:
-    """How a method divides the training images among its learners.
+Batch = Mapping[str, Tensor]
 
-    Attributes:
-        learner: `[N]` int64, 0..L-1, of each training image.
-        learners: L.
-        negatives: distances of negative pairs within groups and between groups when they were last divided, `[P]` and
-            `[Q]`; None where they are not divided by distances.
+
+class Output:
+    """What a pass over B images gives: learner outputs, and whatever else the objective needs of it.
+
+    Args:
+        raw: learner outputs `[B,L,d]`, not scaled.
+        auxiliary: tensors with a row an image.
     """
 
-    learner: np.ndarray
-    learners: int
-    negatives: tuple[Tensor, Tensor] | None
+    def __init__(self, raw: Tensor, **auxiliary: Tensor) -> None:
+        self.raw, self.auxiliary = raw, auxiliary
 
+    @cached_property
+    def embeddings(self) -> Tensor:
+        """`[B,L,d]`, each row of unit norm."""
+        return F.normalize(self.raw, dim=-1)
 
-@dataclass(frozen=True)
-class Region:
-    """Where one scale of a method found the object.
+    @cached_property
+    def norms(self) -> Tensor:
+        """`[B,L]`, of the raw outputs."""
+        return torch.linalg.vector_norm(self.raw, dim=-1)
 
-    Attributes:
-        proposal: `[B,H,W]`, how much is there.
-        boxes: `[B,4]`, left, top, right, bottom of what the next scale sees.
-    """
+    def learner(self, i: int) -> tuple[Tensor, Tensor]:
+        """One learner's embeddings `[B,d]` of unit norm, and the norms `[B]` that they had."""
+        return self.embeddings[:, i], self.norms[:, i]
 
-    proposal: Tensor
-    boxes: Tensor
+    def ensemble(self) -> tuple[Tensor, Tensor]:
+        """The learners side by side, `[B,D]` of unit norm, and the norms `[B]` of their raw outputs side by side."""
+        side_by_side = self.embeddings.flatten(1) / math.sqrt(self.raw.shape[1])
+        return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
 
-
-@dataclass(frozen=True)
-class Shares:
-    """What prototypes have of the locations of B images.
-
-    Attributes:
-        weights: `[B,h,w]`, how much a location counts, mean 1.
-        dominant: `[B,h,w]` int64, the prototype that took most of it.
-        attributes: `[B,m]`, the share of each of m prototypes in the image, sum 1.
-    """
-
-    weights: Tensor
-    dominant: Tensor
-    attributes: Tensor
+    def of_all_ranks(self) -> "Output":
+        """The global batch, in float32 at least."""
+        raw = gather(self.raw)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        return Output(raw, **{name: gather(value) for name, value in self.auxiliary.items()})
 
 
 class NonFiniteLoss(UserError):
@@ -90,6 +86,11 @@ def share(dim: int, learners: int, option: str) -> int:
             f"{learners}, for example head.dim={max(1, round(dim / learners)) * learners}."
         )
     return dim // learners
+
+
+def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The terms of several losses, those of one name added up."""
+    return {name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]}
 
 
 class Method(LightningModule):
@@ -130,31 +131,32 @@ class Method(LightningModule):
 
     # What a subclass writes.
 
-    def learners(self, images: Tensor) -> Tensor:
-        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`."""
+    def learners(self, images: Tensor) -> Output:
+        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`, and what else the objective needs."""
         raise NotImplementedError(f"{type(self).__name__} has to define learners()")
 
-    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The terms whose sum is minimised, on the global batch: `[B,L,d]`, `[B]` -> named scalars."""
-        terms = [loss(embeddings[:, i], labels) for i, loss in enumerate(self.losses)]
-        return {"metric": torch.stack(terms).sum()}
+    def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
+        """The terms whose sum is minimised, on the global batch: named scalars.
 
-    def attention(self, images: Tensor) -> Tensor | None:
-        """Normalised images `[B,3,H,W]` -> what learners attend to, `[B,L,C,h,w]`, for pictures; None: no attention."""
-        return None
+        Args:
+            output: of `learners`, of all ranks.
+            batch: `label [B]`, and `index [B]`, the images' rows in the records.
+        """
+        return summed([self.metric(i, output.learner(i), output, batch) for i in range(len(self.losses))])
 
-    def regions(self, images: Tensor) -> list[Region]:
-        """Normalised images -> what each scale but the last one found, for pictures; empty: there is one scale."""
+    def groups(self) -> dict[str, slice]:
+        """Learners that are tested together too, by a name for their figures."""
+        return {}
+
+    def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
+        """Pictures that only this method has, drawn at the end of a run in evaluation mode.
+
+        Args:
+            images: some test images `[B,3,H,W]` in 0..1, on the method's device.
+            data: of the run.
+            log: records of `metrics.jsonl`.
+        """
         return []
-
-    def shares(self, images: Tensor) -> Shares | None:
-        """Normalised images -> what prototypes have of them, for pictures; None: there are no prototypes."""
-        return None
-
-    @property
-    def scales_of_learners(self) -> int:
-        """How many groups of learners there are, equal in number and one after another, that see different inputs."""
-        return 1
 
     def attach(self, data: DataModule) -> None:
         """Once, before training: a method that decides what its batches are made of replaces `data.sampler`.
@@ -164,14 +166,10 @@ class Method(LightningModule):
         """
         self.rests_until = round(self.warm_up * data.sampler.steps_per_epoch)
 
-    def between_steps(self, step: int) -> dict[str, float]:
+    def on_step_end(self, step: int) -> dict[str, float]:
         """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and
         before its checkpoint: what it changes is found there by a resumed run. Returns figures to log."""
         return {}
-
-    def groups(self) -> Groups | None:
-        """How the training images are divided among the learners, for pictures; None: they are not."""
-        return None
 
     def fresh(self) -> Iterable[nn.Module]:
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
@@ -187,9 +185,10 @@ class Method(LightningModule):
 
     # What all share.
 
-    def outputs(self, images: Tensor) -> Tensor:
-        """Images `[B,3,H,W]` in [0,1] -> raw learner outputs `[B,L,d]`."""
-        return self.learners(self.normalize(images.contiguous(memory_format=torch.channels_last)))
+    def normalized(self, images: Tensor) -> Tensor:
+        """Images in [0,1] as the backbone expects them."""
+        seen: Tensor = self.normalize(images.contiguous(memory_format=torch.channels_last))
+        return seen
 
     def embed(self, images: Tensor) -> Tensor:
         """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm.
@@ -197,22 +196,37 @@ class Method(LightningModule):
         The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
         the mean of the learners' squared distances (ABE eq. 3).
         """
-        return F.normalize(self.outputs(images), dim=-1)
+        return self.learners(self.normalized(images)).embeddings
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        outputs, labels = gather(self.outputs(batch["image"]), batch["label"])
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    def metric(self, i: int, part: tuple[Tensor, Tensor], output: Output, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the i-th loss on a part of the output, as `Output.learner` and `Output.ensemble` give it."""
+        embeddings, norms = part
+        known = {"norms": norms, "index": batch["index"], **output.auxiliary}
+        terms: dict[str, Tensor] = self.losses[i](embeddings, batch["label"], **known)
+        return terms
+
+    def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the objective on this rank's part of a batch, `image [b,3,H,W]`, `label [b]`, `index [b]`.
+
+        Raises:
+            NonFiniteLoss: one is NaN or infinite.
+        """
+        output = self.learners(self.normalized(batch["image"])).of_all_ranks()
         # Miners fail on NaN in words of their own.
-        self._check_finite("embeddings", outputs.detach().sum())
-        with torch.autocast(outputs.device.type, enabled=False):
-            terms = self.objective(F.normalize(outputs, dim=-1), labels)
+        self._check_finite("embeddings", output.raw.detach().sum())
+        with torch.autocast(output.raw.device.type, enabled=False):
+            terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
             if self.activation_decay:
                 weights = [layer.weight for layer in self.projections()]
                 terms["activation"] = functional.activation_decay(
-                    outputs, weights, self.activation_decay, self.unit_rows
+                    output.raw, weights, self.activation_decay, self.unit_rows
                 )
         for name, value in terms.items():
             self._check_finite(name, value.detach())
+        return terms
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        terms = self.compute_terms(batch)
         total = torch.stack(list(terms.values())).sum()
         self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
         self.log("loss", total.detach(), prog_bar=True, logger=False)
@@ -231,8 +245,9 @@ class Method(LightningModule):
             for parameter in self._backbone():
                 parameter.grad = None
         for module in self.modules():
-            if isinstance(module, GeneralizedSumPool) and module.waiting:
-                module.prototypes.grad = None
+            if isinstance(module, LearnsLater):
+                for parameter in module.resting():
+                    parameter.grad = None
 
     def _backbone(self) -> list[nn.Parameter]:
         """Parameters that are neither fresh nor of a loss."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dml.methods.base import Method, NewHead, NewLoss
+from dml.methods.base import Method, NewHead, NewLoss, Output
 from dml.models.backbones.stages import Backbone
 
 
@@ -23,8 +23,8 @@ class Baseline(Method):
         self.backbone = backbone
         self.head = head(dim)
 
-    def learners(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images))[:, None]
+    def learners(self, images: Tensor) -> Output:
+        return Output(self.head(self.backbone(images))[:, None])
 
     def fresh(self) -> Iterable[nn.Module]:
         return (self.head,)

@@ -1,8 +1,7 @@
 """Divide and conquer the embedding space (Sanakoyeu, Tschernezki, Büchler & Ommer, CVPR 2019)."""
 
 import logging
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,15 +11,18 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Count, Few, Positive, Share
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
-from dml.distributed import gather_rows
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
-from dml.methods.base import Groups, Method, NewHead, NewLoss, share
+from dml.figures.course import clusters_over_steps
+from dml.figures.embeddings import negative_distances as draw_negative_distances
+from dml.figures.galleries import cluster_images
+from dml.figures.plot import Plot
+from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.models.backbones.stages import Backbone
-from dml.ranges import Count, Few, Positive, Share
 
 log = logging.getLogger("dml")
 
@@ -162,11 +164,10 @@ class DCES(Method):
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
         self.finetune_lr_factor = finetune_lr_factor
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
-        self.active: int | None = None  # the learner of this iteration; None: the full embedding
+        self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
         self.memory: np.ndarray | None = None  # [N,D] float32, running: the embedding of each image as last seen
-        self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see Groups
-        self.batch_at: np.ndarray | None = None  # [B], which training images this iteration's are
+        self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see `negative_distances`
 
     # The network.
 
@@ -175,8 +176,8 @@ class DCES(Method):
         assert isinstance(self.head.projection, Slices)
         return self.head.projection
 
-    def learners(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images)).unflatten(1, (len(self.slices), -1))
+    def learners(self, images: Tensor) -> Output:
+        return Output(self.head(self.backbone(images)).unflatten(1, (len(self.slices), -1)))
 
     def fresh(self) -> Iterable[nn.Module]:
         return (self.head,)
@@ -186,29 +187,28 @@ class DCES(Method):
 
     # An iteration.
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        self.active = self.batch_at = None
-        if self.global_step < self.schedule.merged_from and len(self.slices) > 1:
-            assert self.clusters is not None
-            first = np.searchsorted(self.rows, int(batch["index"][0]))
-            self.active = int(self.clusters[first])  # a batch is of one cluster
-        if self.memory is not None:
-            self.batch_at = np.searchsorted(self.rows, gather_rows(batch["index"]).cpu().numpy())
-        return super().training_step(batch, batch_idx)
-
-    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
-        if self.memory is not None and self.batch_at is not None:
+        if self.memory is not None:
             # On the CPU, where of an image that is twice in the batch the last one counts.
-            self.memory[self.batch_at] = embeddings.detach().flatten(1).float().cpu().numpy()
+            places = np.searchsorted(self.rows, batch["index"].cpu().numpy())
+            self.memory[places] = output.embeddings.detach().flatten(1).float().cpu().numpy()
+        self.active = self._turn(batch)
         if self.active is None:
-            # The concatenation of L unit vectors, at unit norm.
-            value = self.losses[-1](embeddings.flatten(1) / math.sqrt(embeddings.shape[1]), labels)
+            terms = self.metric(len(self.losses) - 1, output.ensemble(), output, batch)
         else:
-            value = self.losses[self.active](embeddings[:, self.active], labels)
+            terms = self.metric(self.active, output.learner(self.active), output, batch)
         # Under DDP every parameter has to take part.
         idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
-        return {"metric": value + 0 * torch.stack(idle).sum() if idle else value}
+        first = next(iter(terms))
+        return terms | {first: terms[first] + 0 * torch.stack(idle).sum()} if idle else terms
+
+    def _turn(self, batch: Batch) -> int | None:
+        """The learner whose cluster the batch is of; None: it is the full embedding's turn."""
+        if self.global_step >= self.schedule.merged_from or len(self.slices) == 1:
+            return None
+        assert self.clusters is not None
+        return int(self.clusters[np.searchsorted(self.rows, int(batch["index"][0]))])
 
     def on_after_backward(self) -> None:
         """Without a gradient, rather than with one of zero, the optimizer leaves a parameter alone: momentum and decay
@@ -241,7 +241,7 @@ class DCES(Method):
         # Can the rule draw inside clusters at all, and inside fixed ones?
         self.sampler.regroup(np.zeros(data.train_images, np.int64) if fixed is None else fixed)
 
-    def between_steps(self, step: int) -> dict[str, float]:
+    def on_step_end(self, step: int) -> dict[str, float]:
         """Algorithm 1: clusters every T epochs, merges the losses when the slices are merged."""
         if getattr(self.trainer, "overfit_batches", 0) and step:
             return {}  # the same batches again and again, of the same learners
@@ -329,10 +329,33 @@ class DCES(Method):
             axis = next(i for i, (a, b) in enumerate(zip(parts[0].shape, parameter.shape, strict=True)) if a != b)
             parameter.copy_(torch.cat([F.normalize(part, dim=axis) for part in parts], dim=axis))
 
-    def groups(self) -> Groups | None:
+    def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
+        """The clusters, over the training and at its end."""
         if self.clusters is None or self.K == 1:
-            return None
-        return Groups(self.clusters, self.K, self.negatives)
+            return []
+        drawn = [
+            Plot(
+                "clusters",
+                "Training images of each learner's cluster, and how much of it was its cluster before (intersection "
+                "over union)",
+                clusters_over_steps(log),
+            ),
+            Plot(
+                "cluster_images",
+                "Random training images of each learner's last cluster",
+                cluster_images(self.clusters, self.K, self.rows, data.records.open_image),
+            ),
+        ]
+        if self.negatives is not None:
+            drawn.append(
+                Plot(
+                    "negatives",
+                    "Distances of negative pairs of training images at the last clustering, within a cluster and "
+                    "between clusters",
+                    draw_negative_distances(*self.negatives),
+                )
+            )
+        return drawn
 
     # The optimizer and the checkpoint.
 

@@ -5,7 +5,8 @@ follows, OAM the object attention between two scales, CAM the channel attention 
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,13 +14,29 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Few, NotNegative, Size, check_value
+from dml.data.datamodule import DataModule
 from dml.errors import UserError
+from dml.figures.maps import attention_plot, object_regions
+from dml.figures.plot import Plot
 from dml.losses import functional
-from dml.methods.base import Method, NewHead, NewLoss, Region
+from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.heads import Head
-from dml.ranges import Few, NotNegative, Size, check_value
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where one scale found the object.
+
+    Attributes:
+        proposal: `[B,H,W]`, how much is there.
+        boxes: `[B,4]`, left, top, right, bottom of what the next scale sees.
+    """
+
+    proposal: Tensor
+    boxes: Tensor
 
 
 class Scale(nn.Module):
@@ -158,17 +175,14 @@ class DeML(Method):
         self.channel_attention = channel_attention
         self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
 
-    @property
-    def scales_of_learners(self) -> int:
-        return self.I
+    def groups(self) -> dict[str, slice]:
+        """The learners of each scale (Table 2)."""
+        return {f"scales/{i}": slice(i * self.J, (i + 1) * self.J) for i in range(self.I)} if self.I > 1 else {}
 
-    def learners(self, images: Tensor) -> Tensor:
-        return self._walk(images)[0]
+    def learners(self, images: Tensor) -> Output:
+        return Output(self.walk(images)[0])
 
-    def regions(self, images: Tensor) -> list[Region]:
-        return self._walk(images)[1]
-
-    def _walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
+    def walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
         """Normalised images -> outputs of all learners `[B,I*J,d]`, and where each scale but the last found the object
         that the next one looks at."""
         outputs, regions = [], []
@@ -181,10 +195,10 @@ class DeML(Method):
                 images = crop_and_zoom(images, regions[-1].boxes)
         return torch.cat(outputs, dim=1), regions
 
-    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """Eq. 5, the mean of the learners' losses, and what keeps the learners of a scale apart (eq. 4)."""
-        terms = {"metric": super().objective(embeddings, labels)["metric"] / (self.I * self.J)}
-        of_scales = embeddings.unflatten(1, (self.I, self.J)).unbind(1)
+        terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
+        of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
         if self.adversaries:
             mapped = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
             terms["adversary"] = self.lambda_adv * torch.stack([functional.discrepancy(m) for m in mapped]).sum()
@@ -193,14 +207,27 @@ class DeML(Method):
             terms["hinge"] = 0.2 * torch.stack(apart).sum()
         return terms
 
-    def attention(self, images: Tensor) -> Tensor | None:
-        """The channel attention proposals of the first scale (Fig. 4b), as large as its features are."""
-        if not self.channel_attention:
-            return None
+    def attention(self, images: Tensor) -> Tensor:
+        """Normalised images -> the channel attention proposals of the first scale `[B,J,C,h,w]` (Fig. 4b)."""
         first = self.scales[0]
         assert isinstance(first, Scale)
         maps: Tensor = first.F(images)
         return first.proposals(maps)
+
+    def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
+        """As the paper's Fig. 4."""
+        drawn, seen = [], self.normalized(images)
+        if self.I > 1:
+            found = [(region.proposal.float().cpu(), region.boxes.cpu()) for region in self.walk(seen)[1]]
+            drawn.append(
+                Plot(
+                    "regions",
+                    "What each scale sees of some test images, how much of the object it finds where (bright is much), "
+                    "and the square that the next scale sees enlarged",
+                    object_regions(images.float().cpu(), found),
+                )
+            )
+        return [*drawn, attention_plot(images, self.attention(seen))] if self.channel_attention else drawn
 
     def fresh(self) -> Iterable[nn.Module]:
         """The learners alone: "10 times learning rate for the learners" (section 4)."""

@@ -6,17 +6,20 @@ where they are selected from), as in section 3.1.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Few, Positive
+from dml.data.datamodule import DataModule
 from dml.errors import UserError
-from dml.methods.base import Method, NewHead, NewLoss, share
+from dml.figures.maps import attention_plot
+from dml.figures.plot import Plot
+from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.models.attention import Dictionary
 from dml.models.backbones.stages import Backbone, Stages
-from dml.ranges import Few, Positive
 
 
 class DIABLO(Method):
@@ -76,7 +79,7 @@ class DIABLO(Method):
         self.dictionary = Dictionary(N, c if selection == "dimension" else 1, m, alpha)
         self.heads = nn.ModuleList([head(d)] * N if shared_head else [head(d) for _ in range(N)])
 
-    def learners(self, images: Tensor) -> Tensor:
+    def learners(self, images: Tensor) -> Output:
         features = self.F(images)  # [B,c,h,w]
         weights = self.weights(features)  # [B,N,c or 1,h,w]
         if self.pre:
@@ -85,18 +88,17 @@ class DIABLO(Method):
             branches = refined.unflatten(0, (-1, self.N))
         else:
             branches = weights * self.psi(features)[:, None]  # eq. 1, 2
-        return torch.stack([head(branches[:, n]) for n, head in enumerate(self.heads)], dim=1)
+        return Output(torch.stack([head(branches[:, n]) for n, head in enumerate(self.heads)], dim=1))
 
     def weights(self, features: Tensor) -> Tensor:
         """Features F `[B,c,h,w]` -> attention maps of the branches, `[B,N,c,h',w']` or `[B,N,1,h',w']` (block S)."""
         return self.dictionary(self.phi(features))
 
-    def attention(self, images: Tensor) -> Tensor:
-        return self.weights(self.F(images))
+    def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
+        return self.metric(0, output.ensemble(), output, batch)
 
-    def objective(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        (loss,) = self.losses
-        return {"metric": loss(embeddings.flatten(1) / self.N**0.5, labels)}
+    def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
+        return [attention_plot(images, self.weights(self.F(self.normalized(images))))]
 
     def fresh(self) -> Iterable[nn.Module]:
         return self.dictionary, self.heads

@@ -3,6 +3,7 @@
 B images, n = h w locations, d width of a local embedding, m prototypes.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,17 +11,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Size, WholeNumber
 from dml.distributed import gather_rows
 from dml.errors import UserError
-from dml.models.heads import LocalHead
+from dml.models.heads import LearnsLater, LocalHead
 from dml.models.precision import without_autocast
 from dml.models.transport import transport_plan
-from dml.ranges import Size, WholeNumber
 
 SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
 
 
-class GeneralizedSumPool(nn.Module):
+class GeneralizedSumPool(LearnsLater):
     """A weighted mean of local embeddings: `[B,d,h,w] -> [B,d]` (eq. 4.1).
 
     Locations near to prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
@@ -66,8 +67,6 @@ class GeneralizedSumPool(nn.Module):
         self.init_steps = init_steps
         self.waiting = init == "kcenter"  # for its prototypes
         self.steps = self.kept = 0  # passes and embeddings seen while waiting
-        self.keeps_attributes = False  # in training, of the last pass
-        self.attributes: Tensor | None = None
         if self.waiting:
             self.register_buffer("pooled", torch.zeros(SEEDS, dim))
 
@@ -81,20 +80,27 @@ class GeneralizedSumPool(nn.Module):
             return (1 - cells.shape[1] * rho) / self.mu, plan
 
     def forward(self, maps: Tensor) -> Tensor:
-        """`[B,d,h,w] -> [B,d]`; with `keeps_attributes` also `attributes`, `z [B,m]`, the share of each prototype in
-        what is kept, of sum 1 (eq. 4.3), or None while there are no prototypes yet."""
+        """`[B,d,h,w] -> [B,d]`."""
+        return self.pooled_by_prototypes(maps)[0]
+
+    def pooled_by_prototypes(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`[B,d,h,w] -> [B,d]`, and the attributes `z [B,m]`, the share of each prototype in what is kept, of sum 1
+        (eq. 4.3); None while there are no prototypes yet."""
         if self.waiting and self.training:
             self._await_prototypes(maps.detach())
+        attributes = None
         if self.waiting:
-            self.attributes = None
             pooled = self._summed_up(_cells(maps))
         else:
             weights, plan = self.transport(maps)
-            self.attributes = plan.sum(-1) / self.mu if self.keeps_attributes and self.training else None
+            attributes = plan.sum(-1) / self.mu
             pooled = self._summed_up(_cells(maps) * weights[:, None])
         if self.training and (self.waiting or self.mu == 1):
             pooled = pooled + 0 * self.prototypes.sum()  # under DDP every parameter has to take part
-        return pooled
+        return pooled, attributes
+
+    def resting(self) -> Iterable[nn.Parameter]:
+        return (self.prototypes,) if self.waiting else ()
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""

@@ -1,11 +1,20 @@
 """From a feature map to one learner's embedding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Size
 from dml.errors import UserError
-from dml.ranges import Size
+
+
+class LearnsLater(nn.Module):
+    """A module with parameters that rest for some time."""
+
+    def resting(self) -> Iterable[nn.Parameter]:
+        """Those that do not learn yet: after a backward pass they are left without a gradient, as decay and momentum
+        would move what has one of zero."""
+        raise NotImplementedError(f"{type(self).__name__} has to define resting()")
 
 
 class Head(nn.Module):

@@ -1,0 +1,1 @@
+"""Reports: of a run, and of several."""

@@ -2,43 +2,22 @@
 
 import base64
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
 
 import dml
-from dml.build import Parts
+from dml.data.records import Records
 from dml.evaluation.evaluator import Table
+from dml.evaluation.protocol import Split
+from dml.figures import course, embeddings, galleries
+from dml.figures.plot import Plot
 from dml.files import replace_file
-from dml.loggers import read_metrics
-from dml.methods.base import Shares
-from dml.reporting import figures
 from dml.reporting.page import render
-from dml.reporting.table import rows, tested, title, watched
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Some test images and what a method attends to in them, on the CPU.
-
-    Attributes:
-        images: `[B,3,H,W]` in 0..1.
-        attention: of each learner, `[B,L,C,h,w]`; None: it does not attend.
-        regions: proposal `[B,H,W]` and boxes `[B,4]` of each scale but the last.
-        shares: of prototypes in these images; None: there are none.
-        of_classes: attributes `[N,m]` and labels `[N]` of images of a few test classes, where there are prototypes.
-    """
-
-    images: Tensor
-    attention: Tensor | None
-    regions: list[tuple[Tensor, Tensor]]
-    shares: Shares | None
-    of_classes: tuple[Tensor, Tensor] | None
+from dml.reporting.table import monitor, rows, tested, title
 
 
 def write_report(
@@ -46,61 +25,77 @@ def write_report(
     config: Mapping[str, Any],
     metrics: Mapping[str, float],
     table: Table,
-    parts: Parts,
-    examples: Examples,
+    records: Records,
+    split: Split,
+    log: Sequence[Mapping[str, Any]],
+    plots: Sequence[Plot],
 ) -> dict[str, Path]:
-    """Draws the figures into `figures/` and writes `report.html` around them.
+    """Draws what every method has into `figures/`, beside the method's own plots, and writes `report.html` around them.
 
     Args:
-        folder: of the run; its `metrics.jsonl` gives the curves.
+        folder: of the run.
         config: resolved, plain containers.
         metrics: what `metrics.json` will hold.
         table: test embeddings of the checkpoint that is the result.
-        parts: data and split of the run.
-        examples: for the pictures of attention.
+        records, split: of the run.
+        log: records of `metrics.jsonl`.
+        plots: of the method.
 
     Returns:
         The pictures by name.
     """
     learners = table.embeddings.shape[1]
-    queries = table.take(parts.split.query)
-    gallery = None if parts.split.gallery is None else table.take(parts.split.gallery)
-    records, open_image = read_metrics(folder / "metrics.jsonl"), parts.records.open_image
-    drawn = {"curves": figures.curves(records), "similarities": figures.similarity_histograms(table)}
-    images = {"gallery": figures.retrieval_gallery(queries, gallery, open_image, parts.split.cameras)}
-    if learners > 1:
-        drawn["learners"] = figures.learner_bars(metrics, learners)
-    if learners > 1 and parts.split.cameras is None:
-        images["easiest"] = figures.easiest_queries(queries, gallery, open_image)
-    if "first/2/recall@1" in metrics:
-        drawn["first"] = figures.first_learners(metrics)
-    if examples.attention is not None:
-        drawn["attention"] = figures.attention_maps(examples.images, examples.attention)
-    if examples.regions:
-        drawn["regions"] = figures.object_regions(examples.images, examples.regions)
-    if examples.shares is not None and examples.of_classes is not None:
-        shares, (attributes, labels) = examples.shares, examples.of_classes
-        names = {int(c): parts.records.class_names[c] for c in labels.unique()}
-        drawn["weights"] = figures.pooling_weights(
-            examples.images, shares.weights, shares.dominant, shares.attributes.shape[1]
-        )
-        drawn["prototypes"] = figures.prototype_histograms(attributes, labels, names)
-    if (groups := parts.method.groups()) is not None:
-        drawn["clusters"] = figures.clusters_over_steps(records)
-        images["cluster_images"] = figures.cluster_images(groups, parts.data.train_rows, open_image)
-        if groups.negatives is not None:
-            drawn["negatives"] = figures.negative_distances(*groups.negatives)
-    pictures = {name: folder / "figures" / f"{name}.png" for name in (*drawn, *images)}
-    for name, figure in drawn.items():
-        figure.savefig(pictures[name])
-    for name, image in images.items():
-        image.save(pictures[name])
-    replace_file(folder / "report.html", _html(parts.records.name, config, metrics, learners, pictures))
+    common = [*_of_scores(metrics, table, log), *_of_images(table, records, split)]
+    pictures = {plot.name: folder / "figures" / f"{plot.name}.png" for plot in (*common, *plots)}
+    for plot in (*common, *plots):
+        plot.save(pictures[plot.name])
+    sources = {name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()}
+    html = _html(records.name, config, metrics, learners, {plot.name: plot for plot in common}, plots, sources)
+    replace_file(folder / "report.html", html)
     return pictures
 
 
+def _of_scores(metrics: Mapping[str, float], table: Table, log: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
+    learners = table.embeddings.shape[1]
+    of = "learners" if learners > 1 else "slices"
+    yield Plot("curves", f"Training loss and Recall@1 on the {monitor(metrics)} classes", course.curves(log))
+    if learners > 1:
+        caption = "Recall@1 of each learner and of their concatenation"
+        yield Plot("learners", caption, embeddings.learner_bars(metrics, learners))
+    if "first/2/recall@1" in metrics:
+        yield Plot("first", f"Recall@K of the first m {of} together", embeddings.first_learners(metrics))
+    caption = (
+        "Cosine similarity within each learner of positive and negative pairs of test images, and between learners for "
+        "the same image (self pairs)"
+    )
+    yield Plot("similarities", caption, embeddings.similarity_histograms(table))
+
+
+def _of_images(table: Table, records: Records, split: Split) -> Iterator[Plot]:
+    queries = table.take(split.query)
+    gallery = None if split.gallery is None else table.take(split.gallery)
+    if table.embeddings.shape[1] > 1 and split.cameras is None:
+        caption = (
+            "Queries that one learner alone answers: the nearest image is right for it, and the number is the rank of "
+            "the nearest right image for the best of the other learners, among all images that are searched"
+        )
+        yield Plot("easiest", caption, galleries.easiest_queries(queries, gallery, records.open_image))
+    caption = (
+        "Test queries and their nearest neighbours: ticked and green of the same class, crossed and red of another; "
+        "half of the rows were chosen for a wrong nearest neighbour"
+    )
+    drawn = galleries.retrieval_gallery(queries, gallery, records.open_image, split.cameras)
+    yield Plot("gallery", caption, drawn)
+
+
 def _html(
-    dataset: str, config: Mapping[str, Any], metrics: Mapping[str, float], learners: int, pictures: Mapping[str, Path]
+    dataset: str,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    learners: int,
+    common: Mapping[str, Plot],
+    own: Sequence[Plot],
+    sources: Mapping[str, str],
 ) -> str:
     columns, together = rows(metrics)
     ranked = [column for column in columns if f"learners/0/{column}" in metrics]  # learners are not clustered
@@ -110,14 +105,16 @@ def _html(
         dataset=dataset,
         metrics=metrics,
         tested=tested(metrics),
-        watched=watched(metrics),
+        monitor=monitor(metrics),
         columns=[title(column) for column in columns],
         together=together,
         ranked=[title(column) for column in ranked],
         scales=[[metrics[f"scales/{i}/{column}"] for column in ranked] for i in range(_scales(metrics))],
         apart=[[metrics[f"learners/{i}/{column}"] for column in ranked] for i in range(learners)],
         config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
-        pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},
+        common=common,
+        own=own,
+        sources=sources,
         versions=f"dml {dml.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
     )
 

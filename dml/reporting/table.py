@@ -33,7 +33,7 @@ def rows(metrics: Mapping[str, float]) -> tuple[list[str], dict[str, list[float 
     return columns, figures
 
 
-def watched(metrics: Mapping[str, float]) -> str:
+def monitor(metrics: Mapping[str, float]) -> str:
     """Which part of the split chose the best checkpoint, `test` or `validation`."""
     return "validation" if "best_on_validation/step" in metrics else "test"
 
@@ -61,7 +61,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
         collapse_padding=True,
         pad_edge=False,
         title=tested(metrics),
-        caption=f"R@K: Recall@K; {CAPTIONS[watched(metrics)]}",
+        caption=f"R@K: Recall@K; {CAPTIONS[monitor(metrics)]}",
     )
     table.add_column("", no_wrap=True)
     for column in columns:

@@ -28,15 +28,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.build import build_method, complexity
-from dml.command import CONF
+from dml.configuration.composition import composed
 from dml.methods.abe import ABE
-from dml.methods.base import Method, Region
-from dml.methods.deml import DeML
+from dml.methods.base import Method, Output
+from dml.methods.deml import DeML, Region
 from dml.models.attention import crop_and_zoom
+from dml.training.build import build_method
+from dml.training.complexity import complexity
 
 AIM = 1.1
 OBJECT_AIM = {"cuda": 0.05, "cpu": 0.10}
@@ -45,18 +45,18 @@ OBJECT_AIM = {"cuda": 0.05, "cpu": 0.10}
 class LoopedABE(ABE):
     """The same learners, one pass of G each."""
 
-    def learners(self, images: Tensor) -> Tensor:
+    def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)
         masks = self.masks(spatial)
         layout = torch.channels_last
         inputs = [(spatial * masks[:, m]).contiguous(memory_format=layout) for m in range(self.M)]
-        return torch.stack([self.head(self.embedding(one)) for one in inputs], dim=1)
+        return Output(torch.stack([self.head(self.embedding(one)) for one in inputs], dim=1))
 
 
 class BlindDeML(DeML):
     """The same scales, each on the whole image: no walk, no components; the crop stays."""
 
-    def _walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
+    def walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
         whole = torch.tensor([[0, 0, images.shape[3], images.shape[2]]], device=images.device).expand(len(images), 4)
         outputs = []
         for i, scale in enumerate(self.scales):
@@ -67,8 +67,7 @@ class BlindDeML(DeML):
 
 
 def method_of(*overrides: str) -> Method:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=["backbone.weights=none", "runtime.train_classes=2", *overrides])
+    config = composed("backbone.weights=none", "runtime.train_classes=2", *overrides)
     torch.manual_seed(0)
     return build_method(config)
 
@@ -80,8 +79,8 @@ def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> C
     def step() -> None:
         optimizer.zero_grad()
         with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            embeddings = method.embed(images)
-        torch.stack(list(method.objective(embeddings.float(), labels).values())).sum().backward()
+            terms = method.compute_terms({"image": images, "label": labels, "index": torch.arange(len(labels))})
+        torch.stack(list(terms.values())).sum().backward()
         optimizer.step()
 
     return step

@@ -24,26 +24,24 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dml.build import Parts, build
-from dml.command import CONF
+from dml.configuration.composition import composed
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.evaluation.clustering import kmeans
 from dml.evaluation.evaluator import embed
+from dml.launch.job import job
 from dml.methods.dces import DCES, match_clusters
-from dml.rebuild import load
-from dml.run import job
+from dml.training.build import Parts, build
+from dml.training.rebuild import load
 
 PAPER = 0.25
 
 
 def configuration(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", overrides=["method=dces", *overrides])
+    return composed("method=dces", *overrides)
 
 
 class Images(Dataset[torch.Tensor]):
@@ -69,7 +67,8 @@ class Passes:
         self.method = method
         self.rows = parts.split.train[:images]
         self.optimizer = method.configure_optimizers()
-        self.method.sampler.regroup(np.arange(parts.data.train_images) % self.method.K)
+        self.method.clusters = np.arange(parts.data.train_images) % self.method.K
+        self.method.sampler.regroup(self.method.clusters)
         # Workers stay, as in a run: their start is paid once.
         self.stream = iter(parts.data.train_dataloader())
         self.augmented = self._loader(parts.data._train_set.transform, parts.data.sampler.batch_size)
@@ -83,9 +82,8 @@ class Passes:
         self.method.train()
         for batch in islice(self.stream, steps):
             self.optimizer.zero_grad()
-            embeddings = self.method.embed(batch["image"].to(self.device))
-            self.method.active = 0
-            sum(self.method.objective(embeddings, batch["label"].to(self.device)).values()).backward()  # type: ignore[union-attr]
+            terms = self.method.compute_terms({name: batch[name].to(self.device) for name in batch})
+            torch.stack(list(terms.values())).sum().backward()
             self.optimizer.step()
 
     def forward(self, batches: Iterator[torch.Tensor], *, inference: bool) -> None:

@@ -26,14 +26,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from dml.build import build_method
-from dml.command import CONF, stop
+from dml.configuration.composition import CONF, composed
+from dml.errors import stop
 from dml.files import replace_file
 from dml.methods.base import Method
 from dml.models.gsp import GeneralizedSumPool
+from dml.training.build import build_method
 
 AIM = 0.03
 SHAPES = ((32, 64, 7), (128, 128, 8))  # images, prototypes, cells a side
@@ -142,8 +142,7 @@ def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.d
 
 def model_of(overrides: list[str], options: argparse.Namespace) -> Method:
     common = [f"backbone={options.backbone}", "backbone.weights=none", f"runtime.train_classes={options.batch}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=[*common, *overrides])
+    config = composed(*common, *overrides)
     torch.manual_seed(0)
     return build_method(config).to(options.device)
 
@@ -195,8 +194,8 @@ def steps(options: argparse.Namespace) -> Figures:
 
         def run() -> None:
             optimizer.zero_grad()
-            embeddings = method.embed(images)
-            torch.stack(list(method.objective(embeddings, labels).values())).sum().backward()
+            terms = method.compute_terms({"image": images, "label": labels, "index": labels})
+            torch.stack(list(terms.values())).sum().backward()
             optimizer.step()
 
         return run

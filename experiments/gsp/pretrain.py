@@ -27,12 +27,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
-from dml.command import stop
+from dml.configuration.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 from dml.data.cifar import IMAGES, Cifar100, cifar100
-from dml.errors import UserError
+from dml.errors import UserError, stop
 from dml.files import WholeCheckpoints, replace_file
 from dml.models.backbones.resnet_cifar import resnet20
-from dml.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 
 PADDING = 4
 ACCURACY = "test/accuracy"

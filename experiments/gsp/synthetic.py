@@ -28,12 +28,11 @@ from scipy.spatial import ConvexHull
 from torch import Tensor, nn
 from tqdm import trange
 
-from dml.command import stop
-from dml.errors import UserError
+from dml.configuration.ranges import Count, Positive, Seed, check_value
+from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
 from dml.files import replace_file
 from dml.models.gsp import GeneralizedSumPool
-from dml.ranges import Count, Positive, Seed, check_value
 
 CLASSES, OWN, SHARED, SAMPLE = 16, 4, 4, 50
 BOUND = 0.3

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
-from dml.command import stop
+from dml.errors import stop
 from dml.files import replace_file
 from dml.models.transport import transport_plan
 

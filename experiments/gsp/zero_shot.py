@@ -23,7 +23,6 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pretrain import Batches
@@ -33,15 +32,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from dml.build import build_method
-from dml.command import CONF, stop
+from dml.configuration.composition import composed
+from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_value
 from dml.data.cifar import cifar100
-from dml.errors import UserError
+from dml.errors import UserError, stop
+from dml.figures.maps import pooling_weights, prototype_colours
 from dml.files import replace_file
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
-from dml.ranges import Count, Positive, Seed, Share, Size, check_value
-from dml.reporting.figures import pooling_weights, prototype_colours
+from dml.training.build import build_method
 
 CLASSES = ["rocket", "pickup_truck", "kangaroo", "leopard", "cattle", "wolf", "lizard", "camel", "tank", "bus"]
 SPLITS = 1000
@@ -50,8 +49,7 @@ SPLITS = 1000
 def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: argparse.Namespace) -> GSP:
     overrides = ["method=gsp", "backbone=resnet20", "loss=proxy_nca", "loss.lr_factor=1", "method.lr=1e-3"]
     overrides += [f"head.eps={options.eps}", f"runtime.train_classes={len(CLASSES)}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides=overrides)
+    config = composed(*overrides)
     config.backbone.weights, config.head.m = options.weights, options.m
     config.method.update(lambda_zs=lambda_zs, logit_scale=options.logit_scale)
     torch.manual_seed(options.seed)
@@ -64,7 +62,7 @@ def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: 
             batches.epoch = epoch
             for batch, labels in DataLoader(batches, batch_size=None):
                 optimizer.zero_grad()
-                terms = method.objective(method.embed(batch / 255), labels)
+                terms = method.compute_terms({"image": batch / 255, "label": labels, "index": labels})
                 total = torch.stack(list(terms.values())).sum()
                 total.backward()
                 optimizer.step()
@@ -80,7 +78,6 @@ def class_means(method: GSP, images: Tensor, classes: np.ndarray) -> tuple[Tenso
     for c in range(len(CLASSES)):
         mine = images[torch.as_tensor(classes == c)]
         shares = method.shares(method.normalize(mine))
-        assert shares is not None
         attributes.append(shares.attributes.mean(0))
         embeddings.append(method.embed(mine)[:, 0].mean(0))
     return torch.stack(attributes), torch.stack(embeddings)
@@ -153,7 +150,6 @@ def main() -> None:
             told[name], histograms[name] = zero_shot(attributes, embeddings, options.ridge), attributes
             with torch.inference_mode():
                 shares = method.shares(method.normalize(images[:6]))
-            assert shares is not None
             figure = pooling_weights(images[:6], shares.weights, shares.dominant, options.m)
             figure.savefig(options.out / f"weights_{'with' if lambda_zs else 'without'}.png")
     except UserError as mistake:

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from dml.build import build, open_dataset
 from dml.data.cars196 import cars196
 from dml.data.cub200 import cub200
+from dml.data.dataset import open_dataset
 from dml.data.inshop import inshop
 from dml.data.market1501 import market1501
 from dml.data.miniatures import MAKERS, annotation, picture, text
@@ -23,7 +23,8 @@ from dml.data.records import Records
 from dml.data.sop import sop
 from dml.data.vehicleid import vehicleid
 from dml.errors import UserError
-from dml.train import run
+from dml.training.build import build
+from dml.training.run import run
 
 Configure = Callable[..., DictConfig]
 READERS: dict[str, Callable[..., Records]] = {

@@ -14,13 +14,13 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.build import build as build_run
 from dml.data import transforms as T
 from dml.data.cache import build
 from dml.data.folder import folder
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
 from dml.errors import UserError
+from dml.training.build import build as build_run
 
 TRANSFORMS = {
     "stretch": T.stretch(16),

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.build import open_dataset
+from dml.data.dataset import open_dataset
 from dml.data.glyphs import glyphs
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -16,7 +16,7 @@ from dml.data.fingerprint import difference, fingerprint, places
 from dml.data.folder import folder
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.train import Course, run
+from dml.training.run import Course, run
 from tests.conftest import TINY
 from tests.runs import photographs
 

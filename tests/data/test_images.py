@@ -16,8 +16,8 @@ from dml.data.check import readable
 from dml.data.folder import folder
 from dml.data.images import decode, quiet
 from dml.data.transforms import centre_crop, multires_crop, pad_crop, resized_crop, shorter_crop, stretch
-from dml.embed import _opened, image_files
 from dml.errors import UserError
+from dml.inference.embedding import _opened, image_files
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)

@@ -24,11 +24,12 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from dml.data import fetch as fetching
-from dml.data import prepare as preparing
+from dml.data import preparation as preparing
 from dml.data.cars196 import cars196
 from dml.data.fetch import fetch
 from dml.data.miniatures import MAKERS
-from dml.data.prepare import main, prepare
+from dml.data.preparation import prepare
+from dml.data.prepare import main
 from dml.data.sop import sop
 from dml.errors import UserError
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from dml.build import open_dataset
 from dml.data.check import readable
+from dml.data.dataset import open_dataset
 from dml.data.miniatures import MAKERS
-from dml.embed import image_files
 from dml.errors import UserError
+from dml.inference.embedding import image_files
 from tests.runs import photographs
 
 NOBODY = 65534

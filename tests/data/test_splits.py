@@ -8,11 +8,11 @@ import pytest
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.build import build
 from dml.data.records import Records
-from dml.data.splits import check_split
 from dml.errors import UserError
 from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit, Split
+from dml.evaluation.splits import check_split
+from dml.training.build import build
 from tests.conftest import TINY
 
 

@@ -168,7 +168,7 @@ def test_random_halves_of_the_training_classes(classes: int) -> None:
     for number in range(10):
         split = RandomClassSplit(split=number).split(data)
         assert split.validation is not None
-        assert split.watched == "validation"
+        assert split.monitor == "validation"
         ours, theirs = (set(data.labels[rows].tolist()) for rows in (split.train, split.validation))
         assert (len(ours), len(theirs)) == ((classes + 1) // 2, classes // 2)
         assert ours | theirs == set(range(classes))

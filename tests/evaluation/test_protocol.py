@@ -11,17 +11,17 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.build import build
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
 from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit
-from dml.loggers import read_metrics
-from dml.rebuild import load
-from dml.reporting.scores import read_queries
 from dml.run import _task
-from dml.train import run
+from dml.runs.log import read_metrics
+from dml.runs.scores import read_queries
+from dml.training.build import build
+from dml.training.rebuild import load
+from dml.training.run import run
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -119,7 +119,7 @@ def test_one_image_galleries_can_select_on_classes() -> None:
     split = OneImageGallery(select="val_classes", criterion="map@r").split(records(8))
     assert split.validation is not None
     assert len(split.validation) == 6
-    assert split.watched == "validation"
+    assert split.monitor == "validation"
 
 
 @pytest.mark.parametrize("select", [pytest.param("last", marks=pytest.mark.slow), "best_test", "val_classes"])
@@ -178,7 +178,7 @@ def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.Monk
     class Killed(Exception):
         pass
 
-    from dml.course import Course
+    from dml.training.course import Course
 
     whole = Course._test_the_best
 
@@ -208,7 +208,7 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
     seen = []
     fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN, sweeper={})
     monkeypatch.setattr("dml.run.HydraConfig.get", lambda: fake)
-    monkeypatch.setattr("dml.train.run", lambda config, overrides: seen.append(config.seed) or {})
+    monkeypatch.setattr("dml.training.run.run", lambda config, overrides: seen.append(config.seed) or {})
     for repeat in (0, 2):
         _task(
             configure(

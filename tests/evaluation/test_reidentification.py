@@ -14,7 +14,7 @@ from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.protocol import AcrossCameras, OneImageGallery
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
-from dml.train import run
+from dml.training.run import run
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dml.build import complexity
 from dml.errors import UserError
 from dml.methods.abe import ABE, MHeads, MTails
 from dml.methods.base import Method
+from dml.training.complexity import complexity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]

@@ -14,15 +14,16 @@ from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback
 from torch.nn import functional as F
 
-from dml import course, train
 from dml.data.samplers import Clusters
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans
-from dml.folder import RunFolder
-from dml.loggers import read_metrics
 from dml.methods.base import Method
 from dml.methods.dces import DCES, match_clusters, negative_distances
-from dml.rebuild import load
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.training import course
+from dml.training import run as train
+from dml.training.rebuild import load
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +37,7 @@ Configure = Callable[..., DictConfig]
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than these trainings."""
-    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
+    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
 
 
 class Watch(Callback):

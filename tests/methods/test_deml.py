@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from dml.errors import UserError
 from dml.evaluation.evaluator import embed
 from dml.evaluation.metrics import evaluate
-from dml.folder import RunFolder
-from dml.loggers import read_metrics
 from dml.losses import functional
 from dml.methods.base import Method
 from dml.methods.deml import Adversary
 from dml.models.attention import crop_and_zoom
-from dml.rebuild import load
-from dml.train import prepare, run
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.training.rebuild import load
+from dml.training.run import prepare, run
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -258,7 +258,7 @@ def test_a_width_for_the_adversary_is_no_trouble_where_none_plays(method_of: Met
 def test_half_precision_and_checkpointing(
     configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
+    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     few = ["method=deml", "method.J=2", "trainer.max_steps=2", "protocol.clustering=false", "method.activation_decay=0"]
     metrics = run(configure(*TINY, *few, *options), [])
     assert metrics["run/steps"] == 2

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dml.build import complexity
 from dml.errors import UserError
 from dml.methods.base import Method
 from dml.methods.diablo import DIABLO
 from dml.models.attention import Dictionary, select
+from dml.training.complexity import complexity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]

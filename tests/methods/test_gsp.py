@@ -10,15 +10,15 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml import train
 from dml.errors import UserError
-from dml.folder import RunFolder
-from dml.loggers import read_metrics
 from dml.methods.base import Method
 from dml.methods.gsp import GSP
 from dml.models.gsp import GeneralizedSumPool, GSPHead, k_centres
 from dml.models.transport import transport_plan
-from dml.rebuild import load
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.training import run as train
+from dml.training.rebuild import load
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -139,7 +139,7 @@ def test_the_optimizer_moves_prototypes(
 ) -> None:
     """In a training; and a checkpoint brings back whether there are any."""
     monkeypatch.setattr("dml.models.gsp.SEEDS", 32)
-    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
+    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     seen: list[Tensor] = []
     step = GSP.training_step
 
@@ -282,7 +282,7 @@ def test_every_parameter_takes_part_while_prototypes_are_awaited(method_of: Call
 
 
 def test_half_precision_throughout(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.course.write_report", lambda *_: {})
+    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     options = [*SMALL, "trainer.precision=bf16-true", "trainer.max_steps=2"]
     train.run(configure(*options), options)
 

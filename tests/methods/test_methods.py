@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dml.build import complexity
-from dml.command import CONF
+from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.methods.base import Method, NonFiniteLoss
+from dml.training.complexity import complexity
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 MethodOf = Callable[..., Method]

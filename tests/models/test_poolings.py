@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.command import CONF
+from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.models.heads import Head, LocalHead
 from dml.models.poolings.attention import CBAM, SOLAR, DeLF, GSoP

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
+from dml.figures import course, embeddings, galleries, maps, style, summaries
 from dml.methods.base import Groups
 from dml.models.attention import crop_and_zoom
-from dml.reporting import figures
 from dml.reporting.table import print_table
 
 
@@ -23,28 +23,28 @@ def table() -> Table:
 
 
 def test_gallery_frames_right_and_wrong(table: Table) -> None:
-    sheet = figures.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10), "white"), count=6, k=2)
+    sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10), "white"), count=6, k=2)
     pixels = np.asarray(sheet).reshape(-1, 3)
-    for colour in (figures.RIGHT, figures.WRONG, figures.GREY):
+    for colour in (style.RIGHT, style.WRONG, style.GREY):
         assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
 
 
 def test_gallery_of_fewer_images_than_neighbours(table: Table) -> None:
-    sheet = figures.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10)), count=99, k=99)
+    sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10)), count=99, k=99)
     assert sheet.width == 96 * 6 + 24  # five neighbours, none of them the query itself
 
 
 def test_half_of_the_gallery_are_failures() -> None:
     right = torch.tensor([True] * 80 + [False] * 20)
-    chosen = figures._half_wrong(right, 10)
+    chosen = galleries._half_wrong(right, 10)
     assert len(set(chosen)) == 10
     assert sum(not right[i] for i in chosen) == 5
-    assert len(figures._half_wrong(torch.ones(4, dtype=torch.bool), 10)) == 4
+    assert len(galleries._half_wrong(torch.ones(4, dtype=torch.bool), 10)) == 4
 
 
 def test_random_pairs_hold_both_kinds() -> None:
     labels = torch.tensor([3, 1, 3, 1, 1, 9])
-    first, second = figures._random_pairs(labels, 4000, seed=0)
+    first, second = embeddings.random_pairs(labels, 4000, seed=0)
     assert (first != second).all()
     same = labels[first] == labels[second]
     assert same.float().mean() > 0.5  # half by design, and some by chance
@@ -53,7 +53,7 @@ def test_random_pairs_hold_both_kinds() -> None:
 
 
 def test_histogram_names_means(table: Table) -> None:
-    (axes,) = figures.similarity_histograms(table).axes
+    (axes,) = embeddings.similarity_histograms(table).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     self_mean = float((table.embeddings[:, 0] * table.embeddings[:, 1]).sum(-1).mean())
     assert labels[2] == f"self pairs, mean {self_mean:.3f}"
@@ -67,7 +67,7 @@ def test_curves_follow_the_records() -> None:
         {"step": 2, "train/loss": 1.5},
         {"step": 2, "test/recall@1": 0.3, "learners/mean/recall@1": 0.2, "seen/recall@1": 0.7},
     ]
-    loss, recall = figures.curves(records).axes
+    loss, recall = course.curves(records).axes
     assert recall.lines[2].get_xydata().tolist() == [[2, 0.7]]
     assert recall.lines[2].get_label() == "training images"
     assert loss.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 1.5]]
@@ -95,7 +95,7 @@ def test_curves_on_validation_classes() -> None:
         {"step": 1, "train/loss": 2.0},
         {"step": 2, "validation/recall@1": 0.4},
     ]
-    _, recall = figures.curves(records).axes
+    _, recall = course.curves(records).axes
     assert [line.get_xydata().tolist() for line in recall.lines] == [[[0, 0.2], [2, 0.4]]]
     assert "validation" in recall.get_ylabel()
 
@@ -104,7 +104,7 @@ def test_attention_is_drawn_as_it_is() -> None:
     """The mean over channels, then the channel on which learners differ; all within one range."""
     maps = torch.full((2, 3, 4, 5, 6), 0.5)
     maps[:, :, 2] = torch.tensor([0.1, 0.5, 0.9])[:, None, None]
-    drawn = figures.attention_maps(torch.rand(2, 3, 20, 24), maps, channels=1)
+    drawn = maps.attention_maps(torch.rand(2, 3, 20, 24), maps, channels=1)
     grid = np.array(drawn.axes).reshape(4, 4)  # two images x (mean, channel), the image and three learners
     assert [axes.get_title() for axes in grid[0]] == ["", "learner 0", "learner 1", "learner 2"]
     assert grid[0, 0].get_ylabel() == "mean\n0.40 to 0.60"
@@ -117,16 +117,16 @@ def test_attention_is_drawn_as_it_is() -> None:
 
 
 def test_attention_of_one_channel_is_drawn_once() -> None:
-    drawn = figures.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 2, 1, 4, 4))
+    drawn = maps.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 2, 1, 4, 4))
     assert len(drawn.axes) == 3
     assert drawn.axes[0].get_ylabel().startswith("mean")
-    assert len(figures.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 5, 4, 4)).axes) == 2  # one learner
+    assert len(maps.attention_maps(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 5, 4, 4)).axes) == 2  # one learner
 
 
 def test_recall_and_cost() -> None:
-    points = [figures.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, 0.01) for m in (4, 1, 2)]
-    points.append(figures.Point("MHeads", 2, 5e6, 2e9, 0.3, 0.0))
-    figure = figures.recall_and_cost(points)
+    points = [summaries.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, 0.01) for m in (4, 1, 2)]
+    points.append(summaries.Point("MHeads", 2, 5e6, 2e9, 0.3, 0.0))
+    figure = summaries.recall_and_cost(points)
     left, right = figure.axes
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ABE", "MHeads"]
     for axes in (left, right):
@@ -135,7 +135,7 @@ def test_recall_and_cost() -> None:
 
 
 def test_recall_over_steps_has_a_line_a_configuration() -> None:
-    figure = figures.recall_over_steps({"method.K=2": {0: 0.1, 10: 0.3}, "x" * 200: {0: 0.2}})
+    figure = course.recall_over_steps({"method.K=2": {0: 0.1, 10: 0.3}, "x" * 200: {0: 0.2}})
     (axes,) = figure.axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[0, 0.1], [10, 0.3]])
     assert [text.get_text().replace("\n", "") for text in figure.legends[0].get_texts()] == ["method.K=2", "x" * 200]
@@ -143,7 +143,7 @@ def test_recall_over_steps_has_a_line_a_configuration() -> None:
 
 def test_first_learners_has_a_line_a_k() -> None:
     metrics = {f"first/{m}/recall@{k}": 0.1 * m + 0.01 * k for m in (1, 2, 3) for k in (1, 4)}
-    figure = figures.first_learners(metrics | {"first/2/map@r": 0.9})
+    figure = embeddings.first_learners(metrics | {"first/2/map@r": 0.9})
     (axes,) = figure.axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 0.11], [2, 0.21], [3, 0.31]])
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.14, 0.24, 0.34])
@@ -157,18 +157,18 @@ def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
         {"step": 8, "clusters/0/images": 25.0, "clusters/1/images": 15.0}
         | {"clusters/0/iou": 0.8, "clusters/1/iou": 0.6, "clusters/iou": 0.7},
     ]
-    sizes, kept = figures.clusters_over_steps(records).axes
+    sizes, kept = course.clusters_over_steps(records).axes
     assert [bar.get_height() for bar in sizes.patches] == [30, 25, 10, 15]
     assert [bar.get_y() for bar in sizes.patches] == [0, 0, 30, 25]
     assert [line.get_xydata().tolist() for line in kept.lines] == [[[8, 0.8]], [[8, 0.6]], [[8, 0.7]]]
-    figures.clusters_over_steps(records[:2])  # a single clustering has no overlaps
+    course.clusters_over_steps(records[:2])  # a single clustering has no overlaps
 
 
 def test_negative_distances_names_means() -> None:
-    (axes,) = figures.negative_distances(torch.tensor([0.5, 0.7]), torch.tensor([1.0, 1.2, 1.4])).axes
+    (axes,) = embeddings.negative_distances(torch.tensor([0.5, 0.7]), torch.tensor([1.0, 1.2, 1.4])).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["within a cluster, mean 0.600", "between clusters, mean 1.200"]
-    (axes,) = figures.negative_distances(torch.tensor([]), torch.tensor([1.0])).axes
+    (axes,) = embeddings.negative_distances(torch.tensor([]), torch.tensor([1.0])).axes
     assert len(axes.get_legend().get_texts()) == 1
 
 
@@ -180,7 +180,7 @@ def test_cluster_images_are_of_the_cluster() -> None:
         opened.append(row)
         return Image.new("RGB", (10, 10), "red")
 
-    sheet = figures.cluster_images(groups, np.array([10, 11, 12, 13, 14]), open_image, count=2)
+    sheet = galleries.cluster_images(groups, np.array([10, 11, 12, 13, 14]), open_image, count=2)
     assert len(set(opened[:2]) & {10, 12, 14}) == 2
     assert set(opened[2:]) == {11, 13}
     assert sheet.size == (2 * 80, 4 * (20 + 72 + 4))  # a row of learners without images too
@@ -201,7 +201,7 @@ def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -
     alone = [np.flatnonzero((best[i] == 1) & (best[1 - i] > 1)) for i in range(2)]
     assert [one.tolist() for one in alone] == [[0, 1], [2, 3]]
     gallery = Table(table.embeddings, table.labels, table.rows) if apart else None
-    figures.easiest_queries(table, gallery, open_image)
+    galleries.easiest_queries(table, gallery, open_image)
     if apart:  # each image is its own nearest: nobody answers alone
         assert opened == []
     else:
@@ -220,17 +220,17 @@ def test_gallery_leaves_the_own_camera_out() -> None:
         opened.append(row)
         return Image.new("RGB", (10, 10))
 
-    figures.retrieval_gallery(queries, gallery, open_image, k=2)
+    galleries.retrieval_gallery(queries, gallery, open_image, k=2)
     assert opened == [0, 1, 2]
     opened.clear()
-    figures.retrieval_gallery(queries, gallery, open_image, cameras=np.array([5, 5, 5, 6]), k=2)
+    galleries.retrieval_gallery(queries, gallery, open_image, cameras=np.array([5, 5, 5, 6]), k=2)
     assert opened == [0, 2, 3]
 
 
 def test_object_regions_show_what_each_scale_sees() -> None:
     images = torch.rand(2, 3, 20, 20)
     regions = [(torch.rand(2, 20, 20), torch.tensor([[2, 4, 12, 14], [0, 0, 20, 20]]))] * 2
-    grid = np.array(figures.object_regions(images, regions).axes).reshape(2, 5)
+    grid = np.array(maps.object_regions(images, regions).axes).reshape(2, 5)
     assert [axes.get_title() for axes in grid[0]] == [
         "scale 0 sees",
         "and finds",

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Few, Size
 from dml.errors import UserError
 from dml.models.poolings.means import GeneralizedMeanPool
-from dml.ranges import Few, Size
 
 
 class CBAM(nn.Module):

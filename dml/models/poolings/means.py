@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Count, Positive
 from dml.models.precision import without_autocast
-from dml.ranges import Count, Positive
 
 
 class AvgMaxPool(nn.Module):

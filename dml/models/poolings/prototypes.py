@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.ranges import Few, Positive
 from dml.models.precision import without_autocast
-from dml.ranges import Few, Positive
 
 
 class VLAD(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.ranges import Positive
+from dml.configuration.ranges import Positive
 
 
 class CroW(nn.Module):

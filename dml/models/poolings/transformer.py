@@ -4,8 +4,8 @@ import torch
 from timm.layers import build_sincos2d_pos_embed
 from torch import Tensor, nn
 
+from dml.configuration.ranges import Few
 from dml.errors import UserError
-from dml.ranges import Few
 
 
 class TransformerPool(nn.Module):

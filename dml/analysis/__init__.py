@@ -1,0 +1,1 @@
+"""What several runs come to together, and how sure a difference is."""

@@ -1,0 +1,219 @@
+"""By how much two runs differ on the same queries, and how sure that is: a paired bootstrap.
+
+Images of one class are not independent: classes are what would be drawn anew in another test set, so theirs is the
+interval to print; the one over images is too narrow.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import bootstrap
+
+from dml.configuration.ranges import Seed, check_value
+from dml.errors import UserError
+from dml.figures import summaries
+from dml.files import replace_file
+from dml.runs.scores import QUERIES, Queries, read_queries
+
+LEVEL = 0.95
+
+DRAWS = 10_000
+
+Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
+
+BATCH = 2**24  # numbers that a bootstrap holds at a time
+
+FIGURES: dict[str, Callable[[Queries], np.ndarray]] = {
+    "recall@1": lambda queries: (queries.best_rank == 1).astype(float),
+    "map@r": lambda queries: queries.average_precision,
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B's mean minus A's, and what a bootstrap says of it.
+
+    Attributes:
+        low, high: of the 95 % percentile interval.
+        p: two-sided: twice the share of draws on the other side of zero, at least 2 / (draws + 1).
+        draws: `[draws]` differences.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    p: float
+    draws: np.ndarray
+
+
+def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+    """Draws whole classes, with all their queries.
+
+    Args:
+        a, b: `[Q]`, a figure of each query in both runs.
+        classes: `[Q]`, their classes.
+        draws: how many.
+        seed: of the draws.
+
+    Raises:
+        UserError: a single class.
+    """
+    _, number = np.unique(classes, return_inverse=True)
+    if number.max() == 0:
+        raise UserError("all queries are of one class: none can be drawn.")
+    sums, sizes = np.bincount(number, b - a), np.bincount(number)
+
+    def mean(of: np.ndarray, count: np.ndarray, axis: int = -1) -> np.ndarray:
+        return of.sum(axis) / count.sum(axis)
+
+    return _bootstrap((sums, sizes), mean, draws, seed)
+
+
+def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+    """Draws queries one by one, as if they were independent. Arguments as `over_classes`."""
+    return _bootstrap((b - a,), np.mean, draws, seed)
+
+
+def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], draws: int, seed: int) -> Difference:
+    found = bootstrap(
+        data,
+        mean,
+        paired=True,
+        vectorized=True,
+        n_resamples=draws,
+        batch=max(1, BATCH // len(data[0])),
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    drawn = found.bootstrap_distribution
+    least = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    return Difference(
+        float(mean(*data)),
+        float(found.confidence_interval.low),
+        float(found.confidence_interval.high),
+        float(min(1.0, 2 * (least + 1) / (draws + 1))),
+        drawn,
+    )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Queries with a positive that two sides were both tested on.
+
+    Attributes:
+        values: by the name of a figure, `[Q]` of either side: means over its runs.
+        classes: `[Q]`.
+        runs: how many either side has.
+    """
+
+    values: dict[str, tuple[np.ndarray, np.ndarray]]
+    classes: np.ndarray
+    runs: tuple[int, int]
+
+
+def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
+    """What the runs of two sides have in common.
+
+    Raises:
+        UserError: runs that were not tested on the same queries, or whose queries cannot be read.
+    """
+    sides = [{folder: read_queries(folder) for folder in side} for side in (a, b)]
+    (where, first), *others = [one for side in sides for one in side.items()]
+    for folder, other in others:
+        if not np.array_equal(first.paths, other.paths) or not np.array_equal(first.classes, other.classes):
+            raise UserError(f"{where} and {folder} were tested on different queries: their difference says nothing.")
+        if not np.array_equal(first.best_rank > 0, other.best_rank > 0):
+            raise UserError(
+                f"{where} and {folder} were tested among different galleries: their difference says nothing."
+            )
+    valid = first.best_rank > 0
+    if not valid.any():
+        raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
+    values = {
+        name: tuple(np.mean([of(queries)[valid] for queries in side.values()], axis=0) for side in sides)
+        for name, of in FIGURES.items()
+    }
+    return Paired(values, first.classes[valid], (len(a), len(b)))
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """The run that a folder is, or the finished runs below it, which have to be repetitions of one.
+
+    Raises:
+        UserError: runs of several configurations.
+    """
+    from dml.runs.collecting import leaves, rows
+
+    if (folder / QUERIES).exists() or not folder.is_dir():
+        return [folder]
+    found = leaves([folder])
+    several = rows(found) if found else []
+    if len(several) > 1:
+        raise UserError(
+            f"{folder} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
+            "folder of one."
+        )
+    return [run.folder for run in found] or [folder]
+
+
+def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
+    """Prints the table, and writes `comparison.json` and a picture a figure into `out`.
+
+    Returns:
+        Figure -> `classes` and `images` -> what the bootstrap says.
+
+    Raises:
+        UserError: as `paired`, too few draws, or a folder that cannot be written.
+    """
+    check_value("--draws", draws, Draws)
+    check_value("--seed", seed, Seed)
+    both = paired(runs_of(a), runs_of(b))
+    found, content = {}, {}
+    table = Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        title=f"{len(both.classes)} queries of {len(np.unique(both.classes))} classes"
+        + (f", means of {both.runs[0]} and {both.runs[1]} runs" if max(both.runs) > 1 else ""),
+        caption=f"{LEVEL:.0%} percentile intervals of {draws} paired draws",
+    )
+    for title in ("", "A", "B", "B - A", "interval", "p"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for name, values in both.values.items():
+        by = {
+            "classes": over_classes(*values, both.classes, draws, seed),
+            "images": over_images(*values, draws, seed),
+        }
+        found[name] = by
+        means = [float(value.mean()) for value in values]
+        for over, d in by.items():
+            cells = (*(f"{m:.4f}" for m in means), f"{d.estimate:+.4f}", f"{d.low:+.4f} {d.high:+.4f}", f"{d.p:.4f}")
+            table.add_row(f"{name}, over {over}", *cells)
+        content[name] = {"a": means[0], "b": means[1]} | {
+            over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
+        }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, by in found.items():
+            d = by["classes"]
+            drawn = {f"drawn over {over}": of.draws for over, of in by.items()}
+            picture = summaries.difference(drawn, d.estimate, (d.low, d.high), f"{name}: {b.name} minus {a.name}")
+            picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
+        sides = {"a": str(a), "b": str(b), "runs": both.runs}
+        text = json.dumps(sides | {"draws": draws, "seed": seed, "figures": content}, indent=1)
+        replace_file(out / "comparison.json", text + "\n")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
+    print(f"A: {a}\nB: {b}")
+    Console().print(table)
+    print(f"Pictures: {out}")
+    return found

@@ -1,0 +1,280 @@
+"""What the trainings of MLRC's folds come to together (Musgrave et al. 2020, section 3.3).
+
+Embeddings of one training stand alone (separated), or those of one training a fold stand side by side (concatenated).
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import t
+from tqdm import tqdm
+
+from dml.configuration.identity import REPEATS, configuration
+from dml.configuration.ranges import WholeNumber, check_value
+from dml.errors import UserError
+from dml.evaluation.metrics import evaluate
+from dml.figures import summaries
+from dml.files import replace_file
+from dml.runs.collecting import Run, leaves
+from dml.runs.scores import read_embeddings
+
+FIGURES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R"}
+
+KINDS = ("separated", "concatenated")
+
+LEVEL = 0.95
+
+MOST = 1000  # collections, of which so many are drawn where there are more
+
+Model = tuple[int, int]  # fold, repeat
+
+
+@dataclass
+class Together:
+    """One configuration's trainings.
+
+    Attributes:
+        label: what was typed.
+        folds: how many there are.
+        models: the trainings.
+        width: of one training's embedding.
+        collections: of every choice of one training a fold, its trainings and `<kind>/<figure>`.
+    """
+
+    label: str
+    folds: int
+    models: dict[Model, Run]
+    width: int
+    collections: dict[tuple[Model, ...], dict[str, float]]
+
+    @property
+    def independent(self) -> list[tuple[Model, ...]]:
+        """The collections of one repetition each: no training is in two of them."""
+        return [chosen for chosen in self.collections if len({repeat for _, repeat in chosen}) == 1]
+
+    def summary(self) -> dict[str, float]:
+        """Of every `<kind>/<figure>`: `mean` and `std` (n - 1) over the collections, and over the independent ones
+        `repeats/mean` and, of several, `repeats/half_width` of the t-interval."""
+        result: dict[str, float] = {"collections": len(self.collections), "repeats": len(self.independent)}
+        for name in (f"{kind}/{figure}" for kind in KINDS for figure in FIGURES):
+            values = [of[name] for of in self.collections.values()]
+            result[f"{name}/mean"] = statistics.fmean(values)
+            if len(values) > 1:
+                result[f"{name}/std"] = statistics.stdev(values)
+            apart = [self.collections[chosen][name] for chosen in self.independent]
+            if apart:
+                result[f"{name}/repeats/mean"] = statistics.fmean(apart)
+            if len(apart) > 1:
+                result[f"{name}/repeats/half_width"] = half_width(apart)
+        return result
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Of the 95 % t-interval of a mean of independent values, n > 1."""
+    n = len(values)
+    return float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
+
+
+def together(folders: Sequence[Path]) -> list[Together]:
+    """One for each configuration below the folders.
+
+    Raises:
+        UserError: no such trainings, a fold without any, two of the same fold and repetition, or ones on other test
+            images than the others.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in leaves(folders):
+        if "fold" in run.config.protocol:
+            groups.setdefault(configuration(run.config), []).append(run)
+    if not groups:
+        raise UserError(f"no finished training of protocol=mlrc lies below {', '.join(map(str, folders))}.")
+    return [_of_one(runs) for runs in groups.values()]
+
+
+def _of_one(runs: Sequence[Run]) -> Together:
+    models: dict[Model, Run] = {}
+    for run in runs:
+        for name in ("fold", "repeat", "folds"):
+            check_value(f"protocol.{name} of {run.folder}", run.config.protocol.get(name), WholeNumber)
+        at = (int(run.config.protocol.fold), int(run.config.protocol.repeat))
+        if at in models:
+            raise UserError(
+                f"{models[at].folder} and {run.folder} are both fold {at[0]}, repetition {at[1]}: name one of them."
+            )
+        models[at] = run
+    _check_seeds(models)
+    folds = int(runs[0].config.protocol.folds)
+    lacking = sorted(set(range(folds)) - {fold for fold, _ in models})
+    if lacking:
+        raise UserError(
+            f"of {runs[0].folder.parent} no training of fold {lacking[0]} has finished: a collection has one of each."
+        )
+    typed = [o for o in runs[0].overrides if not o.startswith((*(f"{name}=" for name in REPEATS), "paths."))]
+    label = " ".join(typed) or "the defaults"
+    test = {at: _embeddings(run.folder) for at, run in models.items()}
+    _check_same(models, test)
+    return Together(label, folds, models, test[next(iter(test))]["embeddings"].shape[1], _collections(folds, test))
+
+
+def _check_seeds(models: Mapping[Model, Run]) -> None:
+    """Repetitions are independent where their seeds differ. Raises UserError where they do not."""
+    of_seed: dict[int, int] = {}
+    for (_, repeat), run in models.items():
+        if of_seed.setdefault(int(run.config.seed), repeat) != repeat:
+            raise UserError(
+                f"repetition {repeat} in {run.folder} has the seed of repetition {of_seed[int(run.config.seed)]}: it "
+                "repeats nothing. Leave one of them out."
+            )
+    if len(of_seed) > len({repeat for _, repeat in models}):
+        folders = next(iter(models.values())).folder.parent
+        raise UserError(f"trainings of one repetition in {folders} have different seeds: aggregate each seed alone.")
+
+
+def _embeddings(folder: Path) -> dict[str, np.ndarray]:
+    """Of unit norm, `[N,d]`; with the labels, and those of the gallery where it is apart."""
+    found = read_embeddings(folder)
+    for name in ("embeddings", "gallery"):
+        if name in found:
+            found[name] = found[name] / np.linalg.norm(found[name], axis=1, keepdims=True)
+    return found
+
+
+def _check_same(models: Mapping[Model, Run], test: Mapping[Model, Mapping[str, np.ndarray]]) -> None:
+    first = next(iter(test))
+    for at, of in test.items():
+        if of.keys() != test[first].keys() or not all(
+            np.array_equal(of[name], test[first][name]) for name in ("labels", "gallery_labels") if name in of
+        ):
+            raise UserError(f"{models[at].folder} and {models[first].folder} were tested on different images.")
+
+
+def _collections(
+    folds: int, test: Mapping[Model, Mapping[str, np.ndarray]]
+) -> dict[tuple[Model, ...], dict[str, float]]:
+    alone = {at: _figures([of]) for at, of in test.items()}
+    of_fold = [[at for at in sorted(test) if at[0] == fold] for fold in range(folds)]
+    count = math.prod(len(models) for models in of_fold)
+    if count <= MOST:
+        choices = list(product(*of_fold))
+    else:
+        rng, apart = np.random.default_rng(0), [c for c in zip(*of_fold, strict=False) if len({r for _, r in c}) == 1]
+        drawn = {tuple(models[i] for models, i in zip(of_fold, at, strict=True)) for at in _draws(rng, of_fold)}
+        choices = sorted(drawn | set(apart))
+    result = {}
+    for chosen in tqdm(choices, desc="collections", delay=1, leave=False):
+        beside = _figures([test[at] for at in chosen])
+        result[chosen] = {
+            f"separated/{name}": statistics.fmean(alone[at][name] for at in chosen) for name in FIGURES
+        } | {f"concatenated/{name}": beside[name] for name in FIGURES}
+    return result
+
+
+def _draws(rng: np.random.Generator, of_fold: Sequence[Sequence[Model]]) -> np.ndarray:
+    return np.stack([rng.integers(len(models), size=MOST) for models in of_fold], axis=1)
+
+
+def _figures(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+    """Of embeddings side by side, each of unit norm, as is up to a factor their concatenation."""
+
+    def beside(name: str) -> np.ndarray | None:
+        return np.concatenate([of[name] for of in parts], axis=1) / math.sqrt(len(parts)) if name in parts[0] else None
+
+    embeddings = beside("embeddings")
+    assert embeddings is not None
+    return evaluate(
+        embeddings,
+        parts[0]["labels"],
+        gallery=beside("gallery"),
+        gallery_labels=parts[0].get("gallery_labels"),
+        ks=(1,),
+        clustering=False,
+    )
+
+
+def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
+    """`mlrc.json` and `figures/collections.png` in a folder, which is made; prints the tables.
+
+    Returns:
+        The summary of the first configuration, as `mlrc/...`.
+
+    Raises:
+        UserError: as `together`, or a folder that cannot be written.
+    """
+    found = together(folders)
+    content = [
+        {
+            "label": one.label,
+            "runs": [str(run.folder) for _, run in sorted(one.models.items())],
+            "summary": one.summary(),
+            "collections": [{"models": chosen, **of} for chosen, of in one.collections.items()],
+        }
+        for one in found
+    ]
+    picture = out / "figures" / "collections.png"
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        summaries.collections([(one.label, _points(one.collections, one.independent)) for one in found]).savefig(
+            picture
+        )
+        replace_file(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
+    for one in found:
+        _print(one)
+    print(f"Collections: {out / 'mlrc.json'}, {picture}")
+    return {f"mlrc/{name}": value for name, value in found[0].summary().items()}
+
+
+def _points(
+    collections: Mapping[tuple[Model, ...], Mapping[str, float]], independent: Sequence[tuple[Model, ...]]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """MAP@R of all collections and of the independent ones, by kind."""
+    return {
+        kind: (
+            [of[f"{kind}/map@r"] for of in collections.values()],
+            [collections[chosen][f"{kind}/map@r"] for chosen in independent],
+        )
+        for kind in KINDS
+    }
+
+
+def _print(one: Together) -> None:
+    summary, repeats = one.summary(), len(one.independent)
+    table = Table(
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        title=f"{one.label}: {len(one.models)} trainings, {one.folds} folds",
+        caption=(
+            "One collection: it takes several repetitions for a spread."
+            if len(one.collections) == 1
+            else f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training a fold; they "
+            "share trainings, and std says nothing of the error of their mean. "
+            f"{repeats} repetitions: independent collections, mean"
+            + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval takes several")
+        ),
+    )
+    table.add_column("", no_wrap=True)
+    for title in FIGURES.values():
+        table.add_column(title, justify="right", no_wrap=True)
+    for kind, width in zip(KINDS, (one.width, one.folds * one.width), strict=True):
+        for over, centre, spread in (
+            (f"{len(one.collections)} collection{'s' * (len(one.collections) > 1)}", "mean", "std"),
+            (f"{repeats} repetitions", "repeats/mean", "repeats/half_width"),
+        )[: 2 if len(one.collections) > 1 else 1]:
+            values = [(summary.get(f"{kind}/{f}/{centre}"), summary.get(f"{kind}/{f}/{spread}")) for f in FIGURES]
+            cells = [
+                "" if mean is None else f"{mean:.4f}" + ("" if error is None else f"±{error:.4f}")
+                for mean, error in values
+            ]
+            table.add_row(f"{kind} {width}-d, {over}", *cells)
+    Console().print(table)

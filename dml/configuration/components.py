@@ -1,0 +1,29 @@
+"""From the configuration of a component to the component."""
+
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from dml.errors import Interrupted, UserError
+
+
+def make(config: DictConfig, **arguments: Any) -> Any:
+    """`hydra.utils.instantiate`, with a user's mistake told as such.
+
+    Raises:
+        UserError: what a component said of its options, with the component's name before it if it was a plain
+            TypeError or ValueError.
+    """
+    try:
+        return instantiate(config, **arguments)
+    except InstantiationException as error:
+        cause: BaseException | None = error
+        while isinstance(cause, InstantiationException):  # a component inside another
+            cause = cause.__cause__
+        if isinstance(cause, UserError | Interrupted):  # a signal may come while a component is made
+            raise cause from None
+        if isinstance(cause, TypeError | ValueError):
+            raise UserError(f"{config._get_full_key(None)}: {' '.join(str(cause).split())}.") from error
+        raise

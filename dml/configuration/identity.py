@@ -1,0 +1,51 @@
+"""What a run computes, apart from how it is carried out: what tells configurations apart, and what they are called."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.configuration.composition import EXECUTION
+
+
+def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
+    """Dotted names and values of all options; `runtime`, known once the data is, is taken from elsewhere."""
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, dict) and node:
+            for name, value in node.items():
+                yield from walk(value, f"{prefix}.{name}" if prefix else str(name))
+        else:
+            yield prefix, node
+
+    filled = config.copy()
+    OmegaConf.set_struct(filled, False)
+    filled.runtime = runtime
+    container = OmegaConf.to_container(filled, resolve=True)
+    assert isinstance(container, dict)
+    flat = {name: value for name, value in walk(container, "") if not name.startswith(("runtime.", *EXECUTION))}
+    data_dir = str(filled.paths.data_dir)  # data that moved are the same data
+    return {
+        name: value.replace(data_dir, "DATA", 1) if isinstance(value, str) and value.startswith(data_dir) else value
+        for name, value in flat.items()
+    }
+
+
+REPEATS = ("seed", "protocol.split", "protocol.fold", "protocol.repeat")  # what a repetition of a run differs in
+
+
+def configuration(config: DictConfig) -> str:
+    """The same of runs that differ in their repetition alone, which may have other numbers of training classes."""
+    options = {}
+    for name, value in flat(config, config.runtime).items():
+        counted = name.startswith(("method.", "loss.")) and value == config.runtime.train_classes
+        if name not in REPEATS and not (counted and name.endswith("classes")):
+            options[name] = value
+    return json.dumps(options, sort_keys=True, default=str)
+
+
+def label(config: DictConfig) -> tuple[str, str, str]:
+    """Method, data set and protocol, by the names of what they are made of."""
+    method, protocol = (str(part._target_).rsplit(".", 1)[1] for part in (config.method, config.protocol))
+    return method, str(config.dataset.get("name") or config.dataset._target_.rsplit(".", 1)[1]), protocol

@@ -1,0 +1,293 @@
+"""Types and ranges of options are the annotations of what takes them; a configuration is checked against these.
+
+A component says `m: Count` or `mu: Share`, and that is all there is to say: `check` finds each component by its
+`_target_` and compares every option with its annotation. What libraries take without saying its range stands here.
+"""
+
+import difflib
+import inspect
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from pydantic import Field
+
+from dml.configuration.composition import CONF
+from dml.configuration.ranges import (
+    BelowOne,
+    Count,
+    Few,
+    NotNegative,
+    Number,
+    Pixels,
+    Positive,
+    Seed,
+    Share,
+    Sharpness,
+    Size,
+    WholeNumber,
+    adapts,
+    check_value,
+    members,
+    shown,
+)
+from dml.configuration.trainings import AXES
+from dml.errors import UserError
+
+# Of every configuration.
+COMMON: dict[str, Any] = {
+    "seed": Seed,
+    "image_size": Pixels,
+    "lr": Positive,
+    "report": bool,  # pictures and report.html at the end
+    "note": Any,  # a remark of the user's: +note=...
+    "tuned": Any,  # settings of a data set that losses refer to
+    "download": Any,
+    "runtime": Any,
+}
+
+# Ours, and those of pl.Trainer that change neither when a run ends nor what our callbacks count on.
+TRAINER: dict[str, Any] = {
+    "accelerator": str,
+    "devices": Annotated[int, Field(ge=-1, le=4096)]
+    | Annotated[str, Field(pattern=r"^(auto|\d+(,\d+)*)$")]
+    | list[WholeNumber],
+    "num_nodes": Few,
+    "deterministic": bool | Literal["warn"],
+    "gradient_clip_val": NotNegative | None,
+    "gradient_clip_algorithm": Literal["norm", "value"] | None,
+    "overfit_batches": NotNegative,
+    "max_steps": Count,
+    "halve_lr_after": WholeNumber,
+    "log_every": Count,
+    "checkpoint_every": Count,
+    "num_workers": Annotated[int, Field(ge=0, le=1024)],
+    **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
+    **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
+}
+
+# What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
+LIBRARIES: dict[str, dict[str, Any]] = {
+    "torch.optim": {
+        "lr": Positive,
+        "betas": tuple[BelowOne, BelowOne],
+        "eps": Positive,
+        "weight_decay": Annotated[float, Field(ge=0, le=1e3)],
+        "momentum": BelowOne,
+        "dampening": Share,
+        "alpha": Share,
+    },
+    "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
+    "pytorch_metric_learning": {
+        **dict.fromkeys(("margin", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative),
+        **dict.fromkeys(("alpha", "beta", "gamma", "scale", "temperature", "softmax_scale"), Sharpness),
+        **dict.fromkeys(("embedding_reg_weight", "weight_reg_weight"), NotNegative),
+        **dict.fromkeys(("num_classes", "memory_size"), Annotated[int, Field(ge=1, le=10**7)]),
+        "embedding_size": Size,
+        "learn_beta": bool,
+        "type_of_triplets": Literal["all", "hard", "semihard", "easy"],
+        "triplets_per_anchor": Literal["all"] | Count,
+    },
+}
+
+# What the build gives to a component of a group itself.
+GIVEN: dict[str, tuple[str, ...]] = {
+    "method": ("backbone", "head", "loss", "dim"),
+    "head": ("in_channels",),
+    "sampler": ("labels", "seed"),
+}
+
+_HYDRA = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
+
+
+def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
+    """Compares every option with what takes it.
+
+    Args:
+        config: composed.
+        without: groups that nothing is built of.
+
+    Raises:
+        UserError: an option that nothing takes, has no value, or is not of its type or in its range; a component that
+            is not there. The sentence names the option.
+    """
+    compare(filled(config, without))
+
+
+def compare(container: Mapping[str, Any]) -> None:
+    """As `check`, of a configuration in plain containers."""
+    groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+    for name in sorted(container.keys() - COMMON.keys() - groups):
+        raise UserError(f"{name} is no option{_near(name, {*COMMON, *groups})}.")
+    for name in sorted(COMMON.keys() & container.keys()):  # first of all: others refer to them
+        _check(name, container[name], COMMON[name])
+    for name in sorted(groups & container.keys()):
+        value = container[name]
+        if name == "trainer":
+            _check_trainer(value)
+        elif name != "paths":
+            if name == "dataset":
+                _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk"])
+                value = {option: given for option, given in value.items() if option != "cache"}
+            if name == "protocol":  # trainings that are left open are all of them
+                value = {option: given for option, given in value.items() if given is not None or option not in AXES}
+            _walk(name, value)
+
+
+def filled(config: DictConfig, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The configuration as plain containers. Raises UserError for what has no value."""
+    filled = config.copy()
+    OmegaConf.set_struct(filled, False)
+    for group in without:
+        filled.pop(group)
+    filled.runtime = {"train_classes": 1, "embedding_dim": 1}  # known later
+    try:
+        missing = sorted(OmegaConf.missing_keys(filled))
+        if missing:
+            raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
+        container = OmegaConf.to_container(filled, resolve=True)
+    except InterpolationKeyError as error:
+        where = " of a data set, as experiment=gsp_cub does" if "tuned" in str(error) else ""
+        raise UserError(
+            f"{error.full_key} refers to what nothing sets{where} ({str(error).splitlines()[0]})."
+        ) from None
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key} cannot be read ({str(error).splitlines()[0]}).") from None
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
+
+
+def _walk(option: str, node: Any) -> None:
+    """Checks the components below a group's node."""
+    if not isinstance(node, Mapping):
+        if node is not None or option in GIVEN:
+            raise UserError(f"{option}={shown(node)} is no component: choose a file of conf/{option.split('.')[0]}.")
+    elif "_target_" in node:
+        _check_component(option, node)
+    else:
+        for name, value in node.items():
+            _walk(f"{option}.{name}", value)
+
+
+def _check_component(option: str, node: Mapping[str, Any]) -> None:
+    target = node["_target_"]
+    try:
+        taker = resolve_name(target)
+    except (ImportError, AttributeError, ValueError, TypeError):
+        raise UserError(f"{option}._target_={shown(target)} names nothing that can be imported.") from None
+    if not callable(taker):
+        raise UserError(f"{option}._target_={target} is no class and no function.")
+    for name in _HYDRA[1:]:
+        if name in node and name != "_partial_":
+            raise UserError(f"{option}.{name} cannot be set: components take their options by name.")
+    _check(f"{option}._partial_", node.get("_partial_", False), bool)
+    options = {str(name): value for name, value in node.items() if name not in _HYDRA}
+    for name in GIVEN.get(option, ()):
+        if name in options and not (option == "head" and name == "dim"):
+            raise UserError(f"{option}.{name} is not set by hand: it follows from other options.")
+    _check_taken(option, options, parameters(target), target.rpartition(".")[2])
+
+
+def _check_taken(option: str, options: Mapping[str, Any], takes: Mapping[str, Any], taker: str) -> None:
+    for name, value in options.items():
+        if name not in takes:
+            raise UserError(f"{option}.{name} is no option of {taker}{_near(name, takes)}.")
+        _check(f"{option}.{name}", value, takes[name])
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, for the end of a sentence."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if near:
+        return f": did you mean {' or '.join(near)}"
+    return f": choose among {', '.join(sorted(known))}" if known else ": it has none"
+
+
+def _check(option: str, value: Any, annotation: Any) -> None:
+    """Raises UserError unless `value` is what the annotation says."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        if _scalar(annotation):
+            raise UserError(f"{option} is a value, not a component: leave out its _target_.")
+        _check_component(option, value)
+        return
+    if annotation is Any:
+        _check_finite(option, value)
+        return
+    check_value(option, value, annotation)
+
+
+def _check_finite(option: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{option}={shown(value)} has to be a finite number.")
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            _check_finite(f"{option}.{name}", part)
+    elif isinstance(value, list):
+        for i, part in enumerate(value):
+            _check_finite(f"{option}[{i}]", part)
+
+
+@cache
+def parameters(target: str) -> dict[str, Any]:
+    """What a component takes by name: its annotations, with those of the bases that `**options` are passed on to."""
+    taker = resolve_name(target)
+    bases = inspect.getmro(taker) if isinstance(taker, type) else ()
+    calls: list[Callable[..., Any]] = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)] or [taker]
+    taken: dict[str, Any] = {}
+    library = next((ranges for name, ranges in LIBRARIES.items() if target.startswith(f"{name}.")), {})
+    for call in calls:
+        signature = inspect.signature(call)
+        hints = _hints(call)
+        for name, parameter in signature.parameters.items():
+            if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            taken.setdefault(name, library.get(name, hints.get(name, _like(parameter.default))))
+        rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        if not rest:
+            break
+        if (passed_on := getattr(taker, "options_of", None)) is not None:
+            return parameters(f"{passed_on.__module__}.{passed_on.__qualname__}") | taken
+    return taken
+
+
+def _hints(call: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(call, include_extras=True)
+    except (NameError, TypeError):  # names that only a type checker imports
+        return {}
+
+
+def _like(default: Any) -> Any:
+    """What an option without an annotation may be, by its default."""
+    if isinstance(default, bool):
+        return bool
+    return Number if isinstance(default, int | float) else Any
+
+
+def _check_trainer(options: Mapping[str, Any]) -> None:
+    """Raises UserError for an option of Lightning's that would end a run elsewhere than at its last step, or take
+    from our callbacks what they count on."""
+    lightnings = parameters("pytorch_lightning.Trainer")
+    takes = {name: lightnings[name] if annotation is None else annotation for name, annotation in TRAINER.items()}
+    if "accumulate_grad_batches" in options:
+        raise UserError(
+            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
+            "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
+        )
+    for name in options:
+        if name in lightnings and name not in takes:
+            raise UserError(
+                f"trainer.{name} cannot be used: a run ends after trainer.max_steps, and writes, evaluates and reports "
+                f"by itself. There are {', '.join(sorted(takes))}."
+            )
+    _check_taken("trainer", options, takes, "the trainer")
+
+
+def _scalar(annotation: Any) -> bool:
+    """Whether no component can be meant."""
+    return annotation is not Any and all(adapts(member) for member in members(annotation))

@@ -1,0 +1,233 @@
+"""A benchmark from its archives: fetched, unpacked, verified, and put into its official layout."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+from hydra.utils import get_method
+from omegaconf import DictConfig, OmegaConf
+
+import dml
+from dml.data.dataset import open_dataset
+from dml.data.fetch import fetch
+from dml.data.records import Records
+from dml.data.unpack import Damaged, take
+from dml.errors import UserError
+from dml.files import replace_file
+
+DEPTH = 5  # folders in folders that a re-packaging may add
+
+
+def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
+    """The folder of the configured data set, made if it is not there.
+
+    Args:
+        config: composed, with the `download` of a dataset's YAML.
+        sources: archives, folders and URLs; none: the mirrors.
+
+    Raises:
+        UserError: a data set that cannot be fetched, sources that do not fit it, or a folder that holds something else.
+            Nothing is left where the data set was to be, and downloads are kept.
+    """
+    if config.download is None or config.dataset.root is None:
+        raise UserError("this data set has no layout of its own to prepare: give dataset=NAME, as dataset=cub200.")
+    root = Path(config.dataset.root).resolve()
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        if _holds_something(root):
+            return _found(config, root)
+        if root.is_mount():
+            raise UserError(f"{root} is a mount point, which cannot be put in place whole: name a folder below it.")
+        with _alone(root.parent / f".{root.name}.lock"):
+            if _holds_something(root):  # made meanwhile
+                return _found(config, root)
+            return _make(config, root, sources)
+    except OSError as error:
+        raise UserError(f"{error.filename or root} cannot be written or read ({error.strerror}).") from error
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time. The lock's file goes at the end: who waited for it makes another."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue  # another one, made after that which was waited for had gone
+            except FileNotFoundError:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _holds_something(root: Path) -> bool:
+    return root.exists() and (not root.is_dir() or any(root.iterdir()))
+
+
+def _found(config: DictConfig, root: Path) -> Path:
+    """Raises UserError where the folder holds something else."""
+    try:
+        records = open_dataset(config)
+    except UserError as error:
+        raise UserError(
+            f"{root} is there already, but: {error}. Remove it, or name another with dataset.root."
+        ) from None
+    if not (root / "dataset.json").exists() and os.access(root, os.W_OK):
+        _write_card(config, root, records, [])
+    print(f"{root} is complete: {_counts(records)}.")
+    return root
+
+
+def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
+    staging, downloads = root.parent / f".{root.name}.unpacking", root.parent / f".{root.name}.downloads"
+    shutil.rmtree(staging, ignore_errors=True)
+    files = [path for source in sources for path in _given(source, downloads)] or _fetched(config, downloads)
+    staging.mkdir()
+    try:
+        for path in files:
+            try:
+                take(path, staging)
+            except Damaged:
+                if downloads in path.parents:
+                    path.unlink()  # so that the next start fetches it anew
+                raise
+        place = _arranged(config, staging)
+        moved = config.copy()
+        OmegaConf.update(moved, "dataset.root", str(place))
+        try:
+            records = open_dataset(moved)
+        except UserError as error:
+            raise UserError(f"what was unpacked does not hold: {error}".replace(f"{place}", "it")) from None
+        _write_card(config, place, records, files)
+        if root.is_dir():
+            root.rmdir()
+        os.replace(place, root)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(downloads, ignore_errors=True)
+    print(f"{root}: {_counts(records)}.")
+    return root
+
+
+def _given(source: str, downloads: Path) -> list[Path]:
+    if "://" in source:
+        return [_download(source, downloads)]
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(f"source={source} is neither a file, a folder nor a URL.")
+    return [path]
+
+
+def _download(url: str, downloads: Path, name: str | None = None, **known: Any) -> Path:
+    """Each URL has a folder of its own: mirrors give files of one name. What is `known` of the file: see `fetch`."""
+    try:
+        name = name or Path(unquote(urlparse(url).path)).name or "download"
+    except ValueError as error:
+        raise UserError(f"source={url} is no URL ({error}).") from None
+    path = downloads / hashlib.sha256(url.encode()).hexdigest()[:8] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetch(url, path, **known)
+    return path
+
+
+def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
+    """From the first mirror of each file that gives it.
+
+    Raises:
+        UserError: with what to do by hand, where there is no mirror or none answers.
+    """
+    then = f"Then: python -m dml.data.prepare dataset={_choice()} source=FILE,..."
+    by_hand = f"{' '.join(config.download.by_hand.split())} {then}"
+    if not config.download.files:
+        raise UserError(f"no public mirror gives this data set without asking. {by_hand}")
+    paths = []
+    for file in config.download.files:
+        said = []
+        for mirror in file.mirrors:
+            try:
+                paths.append(_download(mirror, downloads, file.name, md5=file.get("md5"), at_most=file.get("at_most")))
+                break
+            except UserError as error:
+                said.append(str(error))
+        else:
+            raise UserError(f"{' '.join(said)} By hand: {by_hand}")
+    return paths
+
+
+def _choice() -> str:
+    """The dataset as it was typed."""
+    typed = [a.partition("=")[2] for a in sys.argv[1:] if a.startswith("dataset=")]
+    return typed[-1] if typed else "NAME"
+
+
+def _arranged(config: DictConfig, staging: Path) -> Path:
+    """The folder below `staging` that has the layout, after re-packagings were brought into it.
+
+    Raises:
+        UserError: none has.
+    """
+    if config.download.get("arrange"):
+        get_method(config.download.arrange)(staging)
+    layouts = [list(layout) for layout in config.download.layouts]
+    for folder in _folders(staging):
+        if any(all((folder / name).exists() for name in layout) for layout in layouts):
+            return folder
+    wanted = " or ".join(" with ".join(layout) for layout in layouts)
+    seen = ", ".join(sorted(path.name for path in staging.iterdir())[:8]) or "nothing"
+    raise UserError(f"the sources hold {seen}, and nowhere {wanted}: {' '.join(config.download.by_hand.split())}")
+
+
+def _folders(staging: Path) -> Iterator[Path]:
+    """The nearest first."""
+    level = [staging]
+    for _ in range(DEPTH):
+        yield from level
+        level = [inner for folder in level for inner in sorted(folder.iterdir()) if inner.is_dir()]
+        if len(level) > 1000:  # of images
+            return
+
+
+def _write_card(config: DictConfig, root: Path, records: Records, files: Sequence[Path]) -> None:
+    parts = {}
+    for role in dict.fromkeys(records.roles.tolist()):
+        rows = records.rows(role)
+        parts[role] = {"classes": len(np.unique(records.labels[rows])), "images": len(rows)}
+    card = {
+        "dataset": records.name,
+        "parts": parts,
+        "page": config.download.page,
+        "sources": [{"name": path.name, **_fingerprint(path)} for path in files],
+        "date": time.strftime("%Y-%m-%d"),
+        "dml": dml.__version__,
+    }
+    replace_file(root / "dataset.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return {}
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _counts(records: Records) -> str:
+    roles = dict.fromkeys(records.roles.tolist())
+    return f"{records.name}, " + ", ".join(
+        f"{role} {len(rows)} images of {len(np.unique(records.labels[rows]))} classes"
+        for role in roles
+        if len(rows := records.rows(role))
+    )

@@ -1,0 +1,1 @@
+"""Pure plots: from arrays and tables to pictures."""

@@ -1,0 +1,32 @@
+"""What a picture is, whoever draws it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from dml.files import beside
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture of a run.
+
+    Attributes:
+        name: of its file, and of its place in W&B and TensorBoard.
+        caption: what it shows, in a sentence without a full stop.
+        figure: as drawn.
+    """
+
+    name: str
+    caption: str
+    figure: Figure | Image.Image
+
+    def save(self, path: Path) -> None:
+        """Writes it as PNG."""
+        with beside(path) as new:
+            if isinstance(self.figure, Figure):
+                self.figure.savefig(new, format="png")
+            else:
+                self.figure.save(new, format="png")

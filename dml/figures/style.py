@@ -1,0 +1,61 @@
+"""What pictures have in common: sizes, colours, labels."""
+
+import textwrap
+from collections.abc import Iterable
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image, ImageOps
+from torch import Tensor
+
+# Okabe & Ito's palette, told apart by colour-blind readers too.
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#777777"
+
+RIGHT, WRONG = GREEN, RED
+
+
+def canvas(width: float, height: float) -> Figure:
+    """Without pyplot, so that nothing global is left behind and no display is asked for."""
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def wrapped(lines: Iterable[str]) -> dict[str, str]:
+    """Labels that may be whole command lines, as a legend below the picture has room for them."""
+    return {line: textwrap.fill(line, 120) for line in lines}
+
+
+def height(labels: Iterable[str]) -> float:
+    """Inches that a legend of these takes."""
+    return 0.15 * sum(label.count("\n") + 1 for label in labels)
+
+
+def shade(k: int, count: int) -> tuple[float, float, float, float]:
+    return matplotlib.colormaps["viridis"](k / max(1, count - 1) * 0.9)
+
+
+def cut_short(name: str, length: int = 40) -> str:
+    return name if len(name) <= length else name[: length - 3] + "..."
+
+
+def overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:
+    """The grey image `[3,H,W]` under the attention `[h,w]`, enlarged to it."""
+    height, width = image.shape[1:]
+    extent = (0, width, height, 0)
+    axes.imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)
+    axes.imshow(
+        attention.numpy(), cmap="inferno", vmin=low, vmax=high, alpha=0.6, extent=extent, interpolation="bilinear"
+    )
+
+
+def below(limits: Tensor, generator: torch.Generator) -> Tensor:
+    return (torch.rand(len(limits), generator=generator) * limits).long()
+
+
+def thumbnail(image: Image.Image, side: int, colour: str) -> Image.Image:
+    inner = ImageOps.pad(image.convert("RGB"), (side - 6, side - 6), color="white")
+    return ImageOps.expand(inner, border=3, fill=colour)

@@ -1,0 +1,152 @@
+"""Pictures of several runs."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, wrapped
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs."""
+
+    line: str
+    learners: int
+    params: float
+    flops: float
+    recall: float
+    std: float
+
+
+def recall_and_cost(points: Sequence[Point]) -> Figure:
+    """Recall@1 against parameters and against multiply-adds (ABE Fig. 4: a line a method, a point an M)."""
+    labels = wrapped(point.line for point in points)
+    figure = canvas(9, 3.4 + height(labels.values()))
+    left, right = figure.subplots(1, 2, sharey=True)
+    for line, label in labels.items():
+        on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
+        for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
+            recalls, stds = [p.recall for p in on_line], [p.std for p in on_line]
+            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
+            for cost, point in zip(costs, on_line, strict=True):
+                axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
+    left.set(xlabel="parameters, millions", ylabel="Recall@1")
+    right.set(xlabel="multiply-adds of an image, 1e9")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
+    return figure
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure at a number of a sweep: its mean over repetitions and their standard deviation."""
+
+    x: float
+    mean: float
+    std: float
+
+
+def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collection[str] = ()) -> Figure:
+    """A metric over a number, a line a configuration (ABE Fig. 7; GSP Fig. 10)."""
+    labels = wrapped(lines)
+    figure = canvas(6, 3.2 + height(labels.values()))
+    axes = figure.subplots()
+    for line, points in lines.items():
+        points = sorted(points, key=lambda point: point.x)
+        values, stds = [point.mean for point in points], [point.std for point in points]
+        xs = [point.x for point in points]
+        style = "--" if line in dashed else "-"
+        axes.errorbar(xs, values, yerr=stds, fmt=f"o{style}", markersize=4, linewidth=1, capsize=3, label=labels[line])
+    numbers = sorted({point.x for points in lines.values() for point in points})
+    if numbers[0] > 0 and numbers[-1] / numbers[0] >= 8:
+        axes.set_xscale("log", base=2 if all(math.log2(n).is_integer() for n in numbers) else 10)
+    axes.autoscale_view()
+    at = axes.transAxes.inverted().transform(axes.transData.transform([(n, 0.0) for n in numbers]))[:, 0]
+    if len(numbers) == 1 or np.diff(at).min() > 0.04:  # else their labels would lie upon each other
+        axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
+        axes.set_xticks([], minor=True)
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=7)
+    return figure
+
+
+def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]]) -> Figure:
+    """MAP@R of MLRC's collections, a row a configuration and kind: all as dots, the independent ones as circles.
+
+    Args:
+        lines: label, and by kind figures of all collections and of the independent ones.
+    """
+    rows = [(label, kind, *values) for label, kinds in lines for kind, values in kinds.items()]
+    figure = canvas(7, 0.6 * len(rows) + 1.2)
+    axes = figure.subplots()
+    rng = np.random.default_rng(0)
+    for at, (_, _, every, apart) in enumerate(rows):
+        axes.scatter(every, at + rng.uniform(-0.2, 0.2, len(every)), s=9, color="C0", alpha=0.5, linewidths=0)
+        axes.scatter(apart, [at] * len(apart), s=60, facecolors="none", edgecolors="C3")
+    names = [f"{cut_short(label)}\n{kind}" for label, kind, *_ in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="MAP@R (circles: one repetition each)")
+    axes.grid(alpha=0.3, axis="x")
+    return figure
+
+
+def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple[float, float], title: str) -> Figure:
+    """What two runs differ by: the bootstrap's draws, by what was drawn; the estimate and the first one's interval."""
+    figure = canvas(7, 3.2)
+    axes = figure.subplots()
+    every = np.concatenate(list(draws.values()))
+    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 81).tolist()
+    for i, (name, values) in enumerate(draws.items()):
+        axes.hist(
+            values, bins=bins, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
+        )
+    axes.axvline(0, color="black", linewidth=1)
+    axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
+    axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
+    axes.set(xlabel=title, yticks=[])
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A method among others.
+
+    Attributes:
+        values: of its repetitions.
+        difference: from the base, and its interval; None of the base itself.
+    """
+
+    name: str
+    values: list[float]
+    difference: tuple[float, float, float] | None
+
+
+def methods(parts: Mapping[str, Sequence[Compared]], metric: str, base: str) -> Figure:
+    """A column a protocol: a figure of each method, repetitions as dots, and its distance from the base."""
+    longest = max(len(rows) for rows in parts.values())
+    figure = canvas(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
+    for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
+        above, below = axes
+        for at, row in enumerate(rows):
+            above.plot(row.values, [at] * len(row.values), "o", markersize=4, color=BLUE, alpha=0.6, linewidth=0)
+            above.plot([float(np.mean(row.values))] * 2, [at - 0.3, at + 0.3], color="black", linewidth=1.5)
+            if row.difference is not None:
+                d, low, high = row.difference
+                colour = GREY if low <= 0 <= high else GREEN if d > 0 else RED
+                below.errorbar(d, at, xerr=[[d - low], [high - d]], fmt="o", markersize=4, capsize=3, color=colour)
+        below.axvline(0, color="black", linewidth=0.8)
+        for one in axes:
+            one.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+            one.set_ylim(len(rows) - 0.5, -0.5)
+            one.grid(alpha=0.3, axis="x")
+        above.set_title(title, fontsize=10)
+        above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
+        below.set_xlabel(f"less {base} (95 % interval over test classes)", fontsize=8)
+    return figure

@@ -1,0 +1,1 @@
+"""What a trained run is used for: embeddings, search, export."""

@@ -1,0 +1,238 @@
+"""A trained embedding as one file that needs nothing of dml.
+
+model.pt2 and model.onnx map images `[B,3,H,W]` in 0..1, of the run's image_size, to embeddings `[B,D]` of unit norm,
+for any B; mean and deviation of the backbone are inside. What was written is read again and compared with the run.
+"""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from dml.data.transforms import Transform
+from dml.errors import UserError
+from dml.files import beside, replace_file
+from dml.inference.embedding import Trained
+from dml.inference.vectors import writable
+from dml.methods.base import Method
+
+FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+TRACED, COMPARED = 2, (1, 5)  # batch sizes
+
+TOLERANCE = 1e-4
+
+INPUT, OUTPUT = "images", "embeddings"
+
+Run = Callable[[Tensor], Tensor]
+
+
+class Unfaithful(Exception):
+    """What was exported does not compute what the run does."""
+
+
+class Embedding(nn.Module):
+    """A method as a plain network that is not trained any more: images `[B,3,H,W]` in 0..1 -> `[B,D]` of unit norm."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        # torch.export.save warns of weights that are laid out otherwise.
+        self.method = method.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
+
+    def forward(self, images: Tensor) -> Tensor:
+        learners = self.method.embed(images)
+        return learners.flatten(1) / learners.shape[1] ** 0.5
+
+
+def need_onnx() -> None:
+    """Raises UserError where a package that ONNX takes is not installed."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"ONNX needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed: "
+            "pip install '.[export]', or export with --format torch."
+        )
+
+
+def traced(network: Embedding, image_size: int) -> ExportedProgram:
+    """The graph of the network for images of that size, in batches of any.
+
+    Raises:
+        UserError: a network whose operators no graph can hold.
+    """
+    images = torch.zeros(TRACED, 3, image_size, image_size)
+    try:
+        with torch.no_grad():
+            return torch.export.export(network, (images,), dynamic_shapes=({0: Dim("batch", min=1)},))
+    except Exception as error:  # torch's, of many kinds
+        raise UserError(f"{type(network.method).__name__} cannot be exported by torch: {_brief(error)}.") from error
+
+
+def as_torch(program: ExportedProgram) -> bytes:
+    """What `torch.export.load` reads."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def as_onnx(program: ExportedProgram) -> bytes:
+    """The ONNX model. Raises UserError for an operator that has no counterpart there."""
+    need_onnx()
+    try:
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: "batch"},),
+        )
+    except Exception as error:  # the exporter's, of many kinds
+        raise UserError(
+            f"this network cannot be exported to ONNX ({_brief(error)}): leave it out with --format torch."
+        ) from error
+    assert made is not None
+    content: bytes = made.model_proto.SerializeToString()
+    return content
+
+
+def run_torch(path: Path) -> Run:
+    """Images -> embeddings by a file of `as_torch`."""
+    with path.open("rb") as file:
+        module = torch.export.load(io.BytesIO(file.read())).module()
+
+    def run(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = module(images)
+        return found
+
+    return run
+
+
+def run_onnx(path: Path) -> Run:
+    """Images -> embeddings by a file of `as_onnx`, on the CPU."""
+    session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {INPUT: images.numpy()})[0])
+
+    return run
+
+
+MAKE: dict[str, tuple[Callable[[ExportedProgram], bytes], Callable[[Path], Run]]] = {
+    "torch": (as_torch, run_torch),
+    "onnx": (as_onnx, run_onnx),
+}
+
+
+def difference(network: Embedding, run: Run, image_size: int) -> float:
+    """The largest absolute difference between two ways to embed the same random images, in `COMPARED` batches."""
+    random = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for count in COMPARED:
+        images = torch.rand(count, 3, image_size, image_size, generator=random)
+        with torch.no_grad():
+            expected = network(images)
+        found = run(images)
+        if found.shape != expected.shape or not torch.isfinite(found).all():
+            return float("inf")
+        largest = max(largest, float((found - expected).abs().max()))
+    return largest
+
+
+def write(kind: str, program: ExportedProgram, network: Embedding, image_size: int, folder: Path) -> float:
+    """`model.pt2` or `model.onnx` in a folder, compared with the network before it takes its place there.
+
+    Returns:
+        `difference`.
+
+    Raises:
+        UserError: as `as_onnx`.
+        Unfaithful: a difference above `TOLERANCE`; there is no file then.
+    """
+    path = folder / FILES[kind]
+    path.unlink(missing_ok=True)  # one of other weights must not stay where this one fails
+    make, runs = MAKE[kind]
+    content = make(program)
+    with beside(path) as new:
+        new.write_bytes(content)
+        apart = difference(network, runs(new), image_size)
+        if not apart <= TOLERANCE:
+            raise Unfaithful(
+                f"{path} was off by {apart:.2g} from the run's own embeddings of random images, more than "
+                f"{TOLERANCE:.0e}: it was removed."
+            )
+    return apart
+
+
+def described(transform: Transform) -> list[str]:
+    """What a picture goes through before it is an input, step by step."""
+    steps = [*([] if transform.first is None else [transform.first]), *transform.then.transforms]
+    return [" ".join(repr(step).split()) for step in steps]
+
+
+def export(
+    run: Path, folder: Path, formats: tuple[str, ...] = tuple(FILES), checkpoint: str = "last"
+) -> dict[str, Any]:
+    """The command: writes a run's embedding in some formats, and `model.json`, whose content it returns.
+
+    Raises:
+        UserError: no such run or checkpoint; packages that are missing; a network that cannot be exported; a folder
+            that cannot be written.
+        Unfaithful: see `write`.
+    """
+    if "onnx" in formats:
+        need_onnx()
+    trained = Trained.of(run, checkpoint)
+    writable(folder)
+    network, size = Embedding(trained.method), int(trained.config.image_size)
+    content: dict[str, Any] = {
+        "method": type(trained.method).__name__,
+        "checkpoint": str(trained.checkpoint),
+        "step": trained.step,
+        "input": {
+            "name": INPUT,
+            "shape": ["B", 3, size, size],
+            "type": "float32",
+            "range": [0, 1],
+            "colours": "RGB; mean and deviation are inside the network",
+        },
+        "preprocessing": {
+            "steps": described(trained.transform),
+            "options": OmegaConf.to_container(trained.config.transform.test, resolve=True),
+        },
+        "output": {"name": OUTPUT, "shape": ["B", trained.width], "type": "float32", "norm": 1},
+        "dim": trained.width,
+        "torch": torch.__version__,
+    }
+    (folder / "model.json").unlink(missing_ok=True)  # it is the last that is written: where it lies all is whole
+    program, parity = traced(network, size), {}
+    for kind in formats:
+        try:
+            apart = write(kind, program, network, size, folder)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
+        parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
+        print(f"{folder / FILES[kind]}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
+    content["parity"] = parity
+    replace_file(folder / "model.json", json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def _brief(error: BaseException) -> str:
+    """The first line of what was the matter to begin with, without colours and full stop."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")

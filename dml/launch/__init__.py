@@ -1,0 +1,1 @@
+"""How runs are started: one, the trainings of a protocol, a sweep."""

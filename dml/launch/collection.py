@@ -1,0 +1,96 @@
+"""A protocol of several trainings: each in a folder of its own, one after another, and what they come to together."""
+
+import json
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from dml.analysis.mlrc import write_aggregate
+from dml.configuration.options import check
+from dml.configuration.trainings import pieces
+from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
+from dml.files import replace_file
+from dml.launch.job import job
+from dml.process import processes
+from dml.reporting.summary import write_summary
+from dml.runs.collecting import leaves, mean_and_std
+from dml.runs.folder import RunFolder
+from dml.training.run import prepare
+
+
+def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
+    """Trains what is not trained yet, each piece in a process and a folder of its own below the run's.
+
+    Args:
+        config: composed, of a protocol that leaves open which of its trainings is meant.
+        overrides: of the command line.
+
+    Returns:
+        The content of `metrics.json`: of each figure its mean over the pieces, and as `<name>/std` its standard
+        deviation (with n - 1).
+
+    Raises:
+        UserError: a mistake in the configuration or the data, found before anything is written; several processes.
+        SystemExit: a training that ended with an error.
+    """
+    if processes() > 1:
+        raise UserError(
+            "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
+            f"with {' '.join(next(iter(pieces(config).values())))}, and take the table of all from "
+            "python -m dml.report FOLDER."
+        )
+    check(config)
+    folder = RunFolder.of(config, overrides)
+    folder.check(config)
+    parts = pieces(config)
+    if not folder.path.exists() or not all((folder.path / name / "metrics.json").exists() for name in parts):
+        _try_one(config)
+    with folder.locked():
+        folder.check(config)  # another process may have been at work here in the meantime
+        _train_all(config, overrides, folder)
+        return _put_together(config, folder)
+
+
+def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> None:
+    """Raises SystemExit where a training ends with an error, Interrupted where a signal ends it."""
+    parts = pieces(config)
+    whole = config.copy()
+    whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
+    folder.name(whole, overrides)
+    if not all((folder.path / name / "metrics.json").exists() for name in parts):
+        folder.note_start(whole, overrides)
+    for place, (name, options) in enumerate(parts.items(), 1):
+        print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
+        code = job([*overrides, *options], folder.path / name)
+        if code == MISTAKE:
+            raise SystemExit(MISTAKE)  # it has said what is wrong
+        if code == INTERRUPTED:
+            raise Interrupted(f"the training in {folder.path / name}")
+        if code:
+            print(
+                f"dml: The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
+                f"the same options with paths.output_dir={folder.path} go on.",
+                file=sys.stderr,
+            )
+            raise SystemExit(1)
+
+
+def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
+    """What the pieces come to, in their folder's files. Returns the content of `metrics.json`."""
+    parts = pieces(config)
+    runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
+    metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
+    print()
+    write_summary([folder.path], folder.path)
+    if "fold" in config.protocol and config.protocol.fold is None:
+        metrics |= write_aggregate([folder.path], folder.path)
+    replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    return metrics
+
+
+def _try_one(config: DictConfig) -> None:
+    """Raises UserError for a mistake that the first training would find."""
+    one = config.copy()
+    one.merge_with(OmegaConf.from_dotlist(next(iter(pieces(config).values()))))
+    prepare(one, RunFolder(Path(one.paths.output_dir)))

@@ -1,0 +1,226 @@
+"""Sweeps, `-m`: a folder and a process a job, whatever launches them, and what became of each."""
+
+import atexit
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from dml.errors import Interrupted, UserError, stop
+from dml.process import SWEPT
+
+HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
+
+NAME_BYTES = 100  # of a folder; file systems take 255, and names beside it are longer
+
+Launch = Callable[..., Sequence[JobReturn]]
+
+
+class Sweep(Callback):
+    """Begins a sweep with the names of what is swept; remembers what became of each job, and says it at the end."""
+
+    began: ClassVar[bool] = False
+    crashed: ClassVar[bool] = False  # a job raised what is no job's failure
+    folder: ClassVar[Path] = Path()
+    failed: ClassVar[list[Path]] = []
+    held: ClassVar[IO[str] | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        place = OmegaConf.select(config, "paths.sweep_dir")
+        if not isinstance(place, str | int | float):
+            stop(f"paths.sweep_dir={'null' if place is None else place} is no folder: name one.")
+        Sweep.began, Sweep.folder = True, Path(config.hydra.sweep.dir)
+        parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]
+        given = {o.get_key_element().lstrip("+~") for o in parsed}
+        params = dict(config.hydra.sweeper.get("params") or {})
+        own = {name: values for name, values in params.items() if name not in given}
+        if own != params:  # of an overlay: what was typed stands above it
+            with read_write(config), read_write(config.hydra):
+                config.hydra.sweeper.params = own
+        os.environ[SWEPT] = ",".join(map(str, [*swept, *own]))
+        launcher: Any = get_class(config.hydra.launcher._target_)
+        if not hasattr(launcher.launch, "__wrapped__"):
+            launcher.launch = remembered(launcher.launch)
+        if launcher.__name__ not in ("BasicLauncher", "SlurmLauncher"):
+            Sweep.held = _held()
+
+    @classmethod
+    def conclude(cls) -> None:
+        """Writes and prints the table, and says which jobs failed.
+
+        Raises:
+            SystemExit: with 1, where one did.
+        """
+        from dml.reporting.summary import write_summary
+        from dml.runs.collecting import leaves
+
+        try:
+            if cls.folder.is_dir() and leaves([cls.folder]):
+                write_summary([cls.folder], cls.folder)
+        except (UserError, OSError) as error:
+            print(f"dml: {error}", file=sys.stderr)
+        for folder in cls.failed:
+            code = ""
+            with suppress(OSError):
+                code = f" ({mark_of(folder).read_text().partition(os.linesep)[0]})"
+            print(f"Failed: {folder}{code}", file=sys.stderr)
+        if cls.failed:
+            print(
+                f"{len(cls.failed)} of the jobs failed. The same sweep with paths.sweep_dir={cls.folder} runs them "
+                "again and skips what is done.",
+                file=sys.stderr,
+            )
+            raise SystemExit(1)
+
+
+def remembered(launch: Launch) -> Launch:
+    """A launcher's `launch` that notes in `Sweep` what its jobs came to, in the process that started the sweep.
+
+    Jobs that run at once on this machine end when a signal tells that process to stop, or when it is gone; those of
+    SLURM go on.
+    """
+
+    def launched(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        with _noting_signals() as told:
+            returns = launch(self, job_overrides, initial_job_idx=initial_job_idx)
+        if told:
+            raise Interrupted(f"{signal.Signals(told[0]).name}, with paths.sweep_dir={Sweep.folder}")
+        for one in returns:
+            Sweep.crashed |= one.status == JobStatus.FAILED
+            folder = Sweep.folder / job_name(list(one.overrides or []))
+            failed = one.status == JobStatus.COMPLETED and one.return_value is None
+            if failed and folder not in Sweep.failed:  # a search may try the same twice
+                Sweep.failed.append(folder)
+        return returns
+
+    launched.__wrapped__ = launch  # type: ignore[attr-defined]
+    return launched
+
+
+@contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """Signals to stop are noted meanwhile; they reach the jobs by the lock, which is let go."""
+    told: list[int] = []
+
+    def tell(number: int, frame: Any) -> None:
+        told.append(number)
+        assert Sweep.held is not None
+        Sweep.held.close()
+
+    if Sweep.held is None:  # jobs are told by `dml.run.job`, or go on in SLURM
+        yield told
+        return
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, tell) for number in numbers}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _held() -> IO[str] | None:
+    """A locked file that the jobs of this sweep look at; None on a file system without locks."""
+    try:
+        Sweep.folder.mkdir(parents=True, exist_ok=True)
+        descriptor, path = tempfile.mkstemp(prefix=".sweep.", dir=Sweep.folder)
+        atexit.register(Path(path).unlink, missing_ok=True)
+        held = os.fdopen(descriptor)
+        fcntl.flock(held, fcntl.LOCK_EX)
+    except OSError:  # what else is wrong with the folder, the first job finds
+        return None
+    os.environ[HELD] = path
+    return held
+
+
+def is_over() -> bool:
+    """Whether the process that started the sweep was told to stop or is gone, so that its jobs have to stop too."""
+    if HELD not in os.environ:
+        return False
+    try:
+        with open(os.environ[HELD]) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
+    """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
+
+    A job that fails leaves a file `FOLDER.failed` and no figure (of NaN Optuna's sweeper makes an error of
+    its own), and those after it run all the same.
+
+    Raises:
+        UserError: the folder of the sweep cannot be made.
+    """
+    from dml.launch.job import job, objective, typed
+
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.sweep.dir) / job_name(overrides)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder.parent} cannot be made ({error.strerror}): name another with paths.sweep_dir=FOLDER."
+        ) from error
+    at_once = not hydra_config.launcher._target_.endswith(".BasicLauncher")
+    if is_over():
+        return None
+    log = folder.with_name(f"{folder.name}.log") if at_once else None
+    print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
+    try:
+        code = job(overrides, folder, log, is_over)
+    except Interrupted:
+        if at_once:  # it ends by itself where its neighbours still write their checkpoints
+            return None
+        raise
+    mark = mark_of(folder)
+    if code:
+        print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
+        with suppress(OSError):  # a full disk stops no other job
+            mark.write_text(f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n")
+        return None
+    with suppress(OSError):
+        mark.unlink(missing_ok=True)
+    return objective(config, json.loads((folder / "metrics.json").read_text()))
+
+
+def mark_of(folder: Path) -> Path:
+    """The file that says of a job that it failed."""
+    return folder.with_name(f"{folder.name}.failed")
+
+
+def job_name(overrides: list[str]) -> str:
+    """The folder of a job, by what the sweep varies: the same sweep again, or a larger one, finds what is done.
+
+    Different jobs have different names: of a value `/ , %` are written `%2F %2C %25`, a long name ends in its digest.
+    """
+    swept = os.environ.get(SWEPT, "").split(",")
+    mine = [o for o in overrides if o.lstrip("+~").partition("=")[0] in swept]
+    name = ",".join(o.replace("%", "%25").replace("/", "%2F").replace(",", "%2C") for o in mine) or "job"
+    as_bytes = os.fsencode(name)
+    if len(as_bytes) <= NAME_BYTES:
+        return name
+    digest = hashlib.sha256(as_bytes).hexdigest()[:16]
+    return f"{as_bytes[: NAME_BYTES - 17].decode('utf-8', 'ignore')}_{digest}"

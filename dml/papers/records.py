@@ -1,0 +1,159 @@
+"""What was measured, kept beside what was published."""
+
+import fcntl
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dml.files import beside, replace_file
+from dml.papers.catalogue import Compared, Experiment, Measurement, Training, load
+from dml.papers.trainings import folder_of
+from dml.runs.provenance import commit, hardware, starts
+
+
+def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
+    """What the finished trainings of an experiment came to."""
+    found = []
+    for training in _with_seeds(experiment, changes, out):
+        folder = folder_of(training, out)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        if training.script:
+            metrics = metrics.get(training.row, {})
+        wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
+        wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
+        kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
+        if not kept:  # of a script from before it had this row
+            continue
+        begun = starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
+        # A run that went on elsewhere is of all these commits and machines.
+        commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
+        found.append(
+            Measurement(
+                *(training.row, training.part, training.key, training.seed, list(changes), kept),
+                *(begun[-1]["command"], commits, begun[-1]["date"], machines),
+                metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None,
+            )
+        )
+    return found
+
+
+def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Training]:
+    """The finished trainings, of whatever seeds there are."""
+    result = []
+    for training in experiment.trainings(seeds=[0], changes=changes):
+        names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
+        seeds = sorted(int(name.removeprefix("seed=")) for name in names)
+        result += [replace(training, seed=seed) for seed in seeds]
+    return result
+
+
+def _drawn(experiment: Experiment) -> list[dict[str, str]]:
+    axes = [experiment.figure.get(name, {}) for name in ("x", "y")]
+    return [one for axis in axes for one in (axis if isinstance(axis, list) else [axis]) if isinstance(one, dict)]
+
+
+def sizes(experiment: Experiment) -> list[Measurement]:
+    """Parameters and flops of the rows whose columns show them: exact, and nothing is trained."""
+
+    from dml.configuration.composition import composed
+    from dml.training.build import build_method
+    from dml.training.complexity import complexity
+
+    found = []
+    for training in experiment.trainings(seeds=[0]):
+        columns = experiment.parts[training.part].columns.values()
+        if not training.script and any(column.metric.startswith("model/") for column in columns):
+            overrides = training.overrides
+            config = composed(*overrides)
+            config.backbone.weights = "none"
+            config.runtime.train_classes = 2
+            counted = complexity(build_method(config), config.image_size)
+            metrics = {f"model/{name}": float(n) for name, n in counted.items()}
+            command = shlex.join(["python", "-m", "dml.describe", *overrides])
+            today = datetime.now(UTC).date().isoformat()
+            told = (command, commit(), today, hardware("cpu"))
+            found.append(Measurement(training.row, training.part, training.key, None, [], metrics, *told))
+    return found
+
+
+def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
+    """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
+    from dml.analysis.comparison import over_classes, paired, runs_of
+
+    folders: dict[tuple[str, str], list[Path]] = {}
+    for training in _with_seeds(experiment, changes, out):
+        folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
+    found = []
+    for (row, part), mine in folders.items():
+        base = folders.get((experiment.compared_with, part))
+        if base is None or row == experiment.compared_with:
+            continue
+        both = paired(base, mine)
+        for metric, values in both.values.items():
+            d = over_classes(*values, both.classes)
+            figures = (d.estimate, d.low, d.high, d.p)
+            found.append(
+                Compared(row, part, list(changes), metric, experiment.compared_with, *figures, [*both.runs[::-1]])
+            )
+    return found
+
+
+def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequence[Compared] = ()) -> Path:
+    """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
+
+    def place(one: Measurement | Compared) -> tuple[Any, ...]:
+        return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
+
+    with _alone(experiment.record):
+        before = load(experiment.name)  # another process may have recorded meanwhile
+        all_of_them = {place(one): one for one in before.measured}
+        for one in found:  # what was recorded before keeps its commit, date and hardware
+            if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
+                all_of_them[place(one)] = one
+        differences = {place(one): one for one in before.compared}
+        for difference in compared:
+            known = differences.get(place(difference))
+            if known is None or min(known.runs) <= min(difference.runs):  # never less than there was
+                differences[place(difference)] = difference
+        content = {
+            "measured": [asdict(one) for one in all_of_them.values()],
+            "compared": [asdict(one) for one in differences.values()],
+        }
+        replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return experiment.record
+
+
+@contextmanager
+def _alone(record: Path) -> Iterator[None]:
+    """No other process writes records of this paper meanwhile."""
+    descriptor = os.open(record.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _record(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
+    """What is finished, and a picture of it where that is of a comparison."""
+    found = measure(experiment, changes, out)
+    if not found:
+        print(f"Nothing of {experiment.name} is finished: nothing was recorded.")
+        return
+    print(f"Recorded: {keep(experiment, found)}")
+    if experiment.compared_with:
+        from dml.papers.page import comparison
+
+        keep(experiment, [], compare_rows(experiment, changes, out))
+        if (picture := comparison(load(experiment.name))) is not None:
+            path = experiment.record.with_suffix(".png")
+            with beside(path) as new:
+                picture.savefig(new, format="png")
+            print(f"Drawn: {path}")

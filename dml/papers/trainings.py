@@ -1,0 +1,120 @@
+"""The trainings that rows of tables and figures ask for: their commands, folders and time."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dml.errors import UserError
+from dml.launch.entry import hydra_sentence
+from dml.papers.catalogue import FOLDER, Training
+
+LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
+
+
+def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
+    """What to start, and the folders of what it runs: a sweep over the seeds of each configuration, a script a seed."""
+    by_key: dict[str, list[Training]] = {}
+    for training in trainings:
+        mine = by_key.setdefault(training.key, [])
+        if training.seed not in (one.seed for one in mine):
+            mine.append(training)
+    launched = [] if launcher == "basic" else [f"hydra/launcher={launcher}"]
+    result = []
+    for key, mine in by_key.items():
+        if mine[0].script:
+            result += [(_script(one, out), [folder_of(one, out)]) for one in mine]
+            continue
+        seeds = ",".join(str(one.seed) for one in mine)
+        sweep = ["-m", "dml.run", "-m", *mine[0].overrides, *launched, f"seed=choice({seeds})"]
+        command = [sys.executable, *sweep, f"paths.sweep_dir={out / key}"]
+        result.append((command, [folder_of(one, out) for one in mine]))
+    return result
+
+
+def _script(training: Training, out: Path) -> list[str]:
+    path, *options = (option.replace("{seed}", str(training.seed)) for option in training.overrides)
+    return [sys.executable, str(FOLDER.parent / path), *options, "--out", str(folder_of(training, out))]
+
+
+def folder_of(training: Training, out: Path) -> Path:
+    """Where a training, done or not, has its place."""
+    return out / training.key / f"seed={training.seed}"
+
+
+def finished(training: Training, out: Path) -> Path | None:
+    """The folder of a training that is done."""
+    folder = folder_of(training, out)
+    return folder if (folder / "metrics.json").exists() else None
+
+
+def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
+    """What keeps trainings from starting, as data sets that are not there, and which, one of each configuration.
+
+    Raises:
+        UserError: options that do not compose.
+    """
+    from hydra.errors import HydraException
+
+    from dml.configuration.composition import composed
+    from dml.data.dataset import open_dataset
+
+    found: dict[str, list[Training]] = {}
+    opened: dict[str, str] = {}
+    for training in {one.overrides: one for one in trainings}.values():
+        try:
+            config = composed(*training.overrides)
+        except HydraException as error:
+            raise UserError(f"{training.experiment}, {training.row}: {hydra_sentence(error)}") from error
+        settings = str(config.dataset)
+        if settings not in opened:
+            try:
+                open_dataset(config)
+                opened[settings] = ""
+            except UserError as mistake:
+                opened[settings] = str(mistake)
+        if opened[settings]:
+            found.setdefault(opened[settings], []).append(training)
+    return found
+
+
+def seconds_of(trainings: Sequence[Training]) -> float:
+    """How long the training steps of all would take here, one after another: two steps of each model are timed.
+
+    Data, evaluation and weights are left out, and configurations of one size are timed once.
+
+    Raises:
+        UserError: a number of steps or images that is none.
+    """
+    import time
+
+    import torch
+    from tqdm import tqdm
+
+    from dml.configuration.composition import composed
+    from dml.configuration.options import check
+    from dml.configuration.trainings import pieces
+    from dml.training.build import build_method
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    timed: dict[str, float] = {}
+    total = 0.0
+    distinct = {(training.key, training.seed): training for training in trainings}
+    for training in tqdm(distinct.values(), desc="estimating", leave=False):
+        config = composed(*training.overrides)
+        check(config)
+        config.backbone.weights = "none"
+        config.runtime.train_classes = 100
+        size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])
+        if size not in timed:
+            method = build_method(config).to(device)
+            images = torch.rand(8, 3, config.image_size, config.image_size, device=device)
+            for _ in range(2):  # the second is measured: the first makes buffers
+                start = time.perf_counter()
+                method.embed(images).sum().backward()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                timed[size] = (time.perf_counter() - start) / len(images)
+        several = max(1, len(pieces(config)))
+        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
+    return total

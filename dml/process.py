@@ -1,0 +1,195 @@
+"""The processes of a run: how many there are, which ends with which, and what each does at a signal.
+
+Most schedulers tell all processes of a job at once that they will take the machine away. The main process finishes its
+step and writes a checkpoint; for that it needs its loader workers, which leave the signals to it. How many processes
+there are, torchrun and srun say in the environment.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dml.errors import Interrupted, UserError
+
+SWEPT = "DML_SWEPT"  # in the environment of a sweep: the names of what is swept
+
+PARENT = "DML_PARENT"  # in the environment of a process that is to end with the one that started it
+
+
+@contextmanager
+def started_from_here(**variables: str) -> Iterator[None]:
+    """What is started meanwhile has some variables in its environment, and ends when this process does."""
+    before = {name: os.environ.get(name) for name in (PARENT, *variables)}
+    os.environ.update({PARENT: str(os.getpid()), **variables})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def end_with_parent() -> None:
+    """A job or rank whose parent was killed stops as if it had been told to: nobody waits for it any more."""
+    parent = int(os.environ.get(PARENT, "0"))
+    if parent != os.getppid():
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)  # to write a checkpoint, where the others of its group are still there
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def stop_when_told() -> None:
+    """Until a training begins, which finishes its step first, a signal to stop ends at once what can go on later."""
+
+    def leave(number: int, frame: Any) -> None:
+        no_more()
+        raise Interrupted(signal.Signals(number).name)
+
+    if threading.current_thread() is threading.main_thread():
+        for one in STOPPING:
+            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own
+                signal.signal(one, leave)
+
+
+def wait_for_the_first_rank(seconds: float = 20) -> None:
+    """Lightning kills the first of the processes that it started where another ends with an error before it: what all
+    have found is for the first to say."""
+    if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
+        deadline = time.monotonic() + seconds
+        while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Signals:
+    """The first of `STOPPING` that this process got since `watch`, by its name."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    def watch(self) -> None:
+        """In place of Lightning's handlers, which do not let ranks finish their step; it puts back what was before."""
+        if threading.current_thread() is threading.main_thread():
+            for one in STOPPING:
+                signal.signal(one, self._note)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = self.received or signal.Signals(number).name
+
+
+def no_more() -> None:
+    """From now on nothing interrupts leaving: whoever started this process may pass on what it got itself too."""
+    if threading.current_thread() is threading.main_thread():
+        for one in STOPPING:
+            signal.signal(one, signal.SIG_IGN)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Signals wait meanwhile, also for processes that are started: those begin with signals held (see
+    `leave_to_the_parent`)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_the_parent(worker: int = 0) -> None:
+    """A loader worker does nothing at a signal but at its parent's SIGTERM, which ends it; a parent that is gone it
+    notices itself. To be called in a worker that was started while signals were `held`."""
+    quiet = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
+    for one in quiet:
+        signal.signal(one, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, quiet)
+    if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays held, and workers end with their parent alone
+        threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
+
+
+def _obey(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
+
+
+NUMBERS = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("SLURM_NTASKS", "SLURM_NNODES", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "MASTER_PORT"),
+    "JSM_NAMESPACE_RANK",
+)
+
+OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+OF_SLURM = ("SLURM_NNODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+
+
+def check_environment() -> None:
+    """Before Lightning is imported, which reads some of these at once.
+
+    Raises:
+        UserError: a variable of torchrun or srun that is no whole number.
+    """
+    for name in NUMBERS:
+        value = os.environ.get(name)
+        if value is not None and not (value.isascii() and value.isdigit()):
+            raise UserError(
+                f"The environment variable {name}={value} has to be a whole number, as torchrun and srun set it: "
+                f"unset it, or start the run with one of them."
+            )
+
+
+def processes() -> int:
+    """How many were started together. Raises as `check_environment`."""
+    check_environment()
+    return max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS"))
+
+
+def of_torchrun() -> tuple[int, int]:
+    """Processes of a machine, and machines. Raises UserError where torchrun's variables are not all there."""
+    check_environment()
+    _need(OF_TORCHRUN, "torchrun", "TORCHELASTIC_RUN_ID")
+    return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
+
+
+def of_slurm() -> tuple[int, int]:
+    """Tasks of a machine, and machines; a single task needs no more than its number.
+
+    Raises:
+        UserError: srun's variables are not all there, or machines have different numbers of tasks.
+    """
+    check_environment()
+    tasks = int(os.environ["SLURM_NTASKS"])
+    if tasks == 1:
+        return 1, 1
+    _need(OF_SLURM, "srun", f"SLURM_NTASKS={tasks}")
+    nodes = int(os.environ["SLURM_NNODES"])
+    if not nodes or not tasks or tasks % nodes:
+        raise UserError(
+            f"SLURM_NTASKS={tasks} and SLURM_NNODES={nodes} do not give every machine the same number of tasks: "
+            "set --ntasks-per-node."
+        )
+    return tasks // nodes, nodes
+
+
+def _need(names: tuple[str, ...], launcher: str, sign: str) -> None:
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"The environment has {sign} but not {', '.join(missing)}: start all processes with {launcher}, or unset "
+            f"{sign.partition('=')[0]} for a run of its own."
+        )

@@ -1,0 +1,129 @@
+"""A W&B workspace with the panels that compare methods.
+
+Runs are shown by group: those that differ in their repetition alone are one line with its standard deviation.
+"""
+
+import json
+import warnings
+from typing import Any
+
+from dml.errors import stop
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
+    try:
+        import wandb_workspaces.reports.v2 as wr
+        import wandb_workspaces.workspaces as ws
+    except ImportError:
+        stop("wandb-workspaces is missing: pip install 'dml[dashboard]'.")
+
+STEP = "trainer/global_step"
+
+
+def sections() -> list[ws.Section]:
+    """What is compared, the most important first; names of figures are those of `metrics.json`."""
+
+    def course(title: str, *names: str) -> wr.LinePlot:
+        return wr.LinePlot(
+            title=title,
+            x=STEP,
+            y=list(names),
+            aggregate=True,
+            groupby_aggfunc="mean",
+            groupby_rangefunc="stddev",
+            smoothing_type="none",
+        )
+
+    def bars(title: str, *names: str) -> wr.BarPlot:
+        return wr.BarPlot(title=title, metrics=list(names), groupby_aggfunc="mean", groupby_rangefunc="stddev")
+
+    def points(title: str, x: str, y: str = "test/recall@1") -> wr.ScatterPlot:
+        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(x), y=wr.SummaryMetric(y), log_x=True)
+
+    return [
+        ws.Section(
+            name="Retrieval",
+            is_open=True,
+            panels=[
+                bars("Recall@1 on test classes, last checkpoint", "test/recall@1"),
+                bars("MAP@R", "test/map@r"),
+                course("Recall@1 on test classes", "test/recall@1"),
+                course("Recall@1 on validation classes", "validation/recall@1"),
+                course("MAP@R on validation classes", "validation/map@r"),
+                bars("Together and its mean learner", "test/recall@1", "learners/mean/recall@1"),
+            ],
+        ),
+        ws.Section(
+            name="Learners",
+            panels=[
+                course("Mean learner", "learners/mean/recall@1"),
+                course("Cosine between learners (ABE section 6.2)", "learners/self_cosine"),
+                course("Correlation of learners (DCES Table 7)", "learners/correlation"),
+                wr.WeavePanelSummaryTable(table_name="learners"),
+            ],
+        ),
+        ws.Section(
+            name="Cost",
+            panels=[
+                points("Recall@1 over parameters", "model/params"),
+                points("Recall@1 over flops", "model/flops"),
+                points("Recall@1 over seconds of training", "run/seconds"),
+                bars("Images a second", "run/images_per_second"),
+            ],
+        ),
+        ws.Section(
+            name="Pictures",
+            panels=[
+                wr.MediaBrowser(title=title, media_keys=[name], num_columns=2)
+                for name, title in {
+                    "gallery": "Retrieved images",
+                    "attention": "Attention",
+                    "similarities": "Similarities of pairs",
+                    "learners": "Learners",
+                }.items()
+            ],
+        ),
+        ws.Section(
+            name="Training",
+            panels=[
+                course("Loss", "train/loss"),
+                course("Metric loss", "train/metric"),
+                course("Divergence (ABE)", "train/divergence"),
+                course("Adversary (DeML)", "train/adversary"),
+                course("Zero-shot loss (GSP)", "train/zero_shot"),
+            ],
+        ),
+        ws.Section(
+            name="Configurations",
+            panels=[
+                wr.RunComparer(diff_only=True),
+                wr.ParameterImportancePlot(with_respect_to="test/recall@1"),
+                wr.ParallelCoordinatesPlot(
+                    columns=[
+                        wr.ParallelCoordinatesPlotColumn(metric=wr.Config("method/_target_")),
+                        wr.ParallelCoordinatesPlotColumn(metric=wr.Config("head/dim")),
+                        wr.ParallelCoordinatesPlotColumn(metric=wr.Config("lr"), log=True),
+                        wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("test/recall@1")),
+                    ]
+                ),
+            ],
+        ),
+    ]
+
+
+def workspace(project: str, entity: str, name: str) -> ws.Workspace:
+    """The workspace as wandb-workspaces has it, checked by it, not sent yet."""
+    return ws.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=sections(),
+        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=50),
+        runset_settings=ws.RunsetSettings(groupby=[ws.Metric("Group")]),
+    )
+
+
+def definition(made: ws.Workspace) -> dict[str, Any]:
+    """What is sent to W&B."""
+    content: dict[str, Any] = json.loads(made._to_model().model_dump_json(by_alias=True))
+    return content

@@ -1,0 +1,134 @@
+"""The finished runs below some folders, and runs of one configuration together."""
+
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dml.configuration.identity import REPEATS, configuration, label
+from dml.configuration.trainings import pieces
+from dml.errors import UserError
+from dml.files import read_yaml
+from dml.runs.folder import RunFolder
+from dml.runs.reading import check, read_figures, reading
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    folder: Path
+    config: Any
+    overrides: list[str]
+    metrics: dict[str, float]
+
+
+@dataclass
+class Row:
+    """Runs of one configuration."""
+
+    label: str
+    runs: list[Run]
+    options: dict[str, str]  # typed, and not common to all rows
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """Mean of each figure and, as `<name>/std`, its standard deviation; `gain` is the ensemble's over its mean
+        learner."""
+        figures = [dict(run.metrics) for run in self.runs]
+        for one in figures:
+            if {"learners/1/recall@1", "learners/mean/recall@1"} <= one.keys():
+                one["gain"] = one["test/recall@1"] - one["learners/mean/recall@1"]
+        return mean_and_std(figures)
+
+    def cell(self, name: str) -> str:
+        """`mean±std` of a figure; the mean alone of one run; nothing where it has none."""
+        if name not in self.metrics:
+            return ""
+        std = self.metrics.get(f"{name}/std")
+        return f"{self.metrics[name]:.4f}" + ("" if std is None else f"±{std:.4f}")
+
+
+def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each figure that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`."""
+    result = {}
+    for name in runs[0]:
+        values = [run[name] for run in runs if name in run]
+        if len(values) == len(runs):
+            result[name] = statistics.fmean(values)
+            if len(values) > 1:
+                result[f"{name}/std"] = statistics.stdev(values)
+    return result
+
+
+def leaves(folders: Iterable[Path]) -> list[Run]:
+    """The finished runs below some folders, in the order of their paths; a run of several trainings is those.
+
+    Raises:
+        UserError: a folder that is not there, or a run with a damaged file.
+    """
+    found = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is no folder.")
+        for file in sorted(folder.rglob("metrics.json")):
+            run = _finished(file.parent)
+            if run is not None:
+                found[file.parent.resolve()] = run
+    return list(found.values())
+
+
+def _finished(folder: Path) -> Run | None:
+    """The run of one training in a folder; None where it is of several or, which is said, no run's.
+
+    Raises:
+        UserError: a damaged file.
+    """
+    file = RunFolder(folder).config_file
+    config = RunFolder(folder).config()
+    if config is None:
+        if file.exists():
+            print(f"Left out: {folder}, whose config.yaml is no run's or damaged.", file=sys.stderr)
+        return None
+    remedy = "repeat the run, or leave its folder out"
+    with reading(file, remedy):
+        if pieces(config):
+            return None
+        check(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
+        for name in ("seed", "image_size"):
+            check(isinstance(config[name], int), f"{name}={config[name]}")
+    typed, overrides = folder / "overrides.yaml", []
+    if typed.exists():
+        with reading(typed, remedy):
+            given = read_yaml(typed)
+            check(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
+            overrides = given
+    return Run(folder, config, overrides, read_figures(folder / "metrics.json"))
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """Runs of one configuration together; the label is what was typed and is not common to all rows."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(configuration(run.config), []).append(run)
+    if len(groups) == 1:
+        return [Row(label(runs[0].config)[0], list(runs), {})]
+    typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
+    common = set(typed[0]).intersection(*typed)
+    own = [[o for o in options if o not in common] for options in typed]
+    return [
+        Row(
+            " ".join(options) or "the rest by default",
+            group,
+            dict(o.lstrip("+").split("=", 1) for o in options if "=" in o),
+        )
+        for options, group in zip(own, groups.values(), strict=True)
+    ]
+
+
+def _tells(override: str) -> bool:
+    name = override.lstrip("+~").partition("=")[0]
+    return name not in REPEATS and not name.startswith(("paths.", "logger", "hydra"))

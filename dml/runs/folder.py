@@ -1,0 +1,324 @@
+"""The folder of a run: what lies in it, and whether a configuration may go on in it."""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from dml.configuration.identity import flat
+from dml.errors import UserError, no_room
+from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, replace_file, sound, torn
+from dml.process import started_from_here
+from dml.runs.provenance import add_start, hardware
+
+ELSEWHERE = "with paths.output_dir=FOLDER"
+
+LENGTH = "trainer.max_steps"
+
+log = logging.getLogger("dml")
+
+
+def _first() -> bool:
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+class RunFolder:
+    """`config.yaml overrides.yaml provenance.json metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/
+    figures/ report.html run.log`; in `checkpoints/` the last two, `last.ckpt` and `previous.ckpt`, and the best.
+
+    Of several processes the first alone writes here, while it holds the lock; where there are checkpoints, the
+    configuration in the last one says what run this is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.last = path / "checkpoints" / LAST
+        self.previous = path / "checkpoints" / PREVIOUS
+
+    @classmethod
+    def of(cls, config: DictConfig, overrides: Sequence[str] = ()) -> Self:
+        """The folder that a configuration names; all its `paths` become strings there, as they were typed.
+
+        Raises:
+            UserError: one that is empty, a list, or whatever else names no folder.
+        """
+        typed = dict(option.split("=", 1) for option in overrides if option.startswith("paths.") and "=" in option)
+        for name, value in config.paths.items():
+            if value is None or value == "" or not isinstance(value, str | int | float):
+                raise UserError(f"paths.{name}={'null' if value is None else value} is no folder: name one.")
+            if not isinstance(value, str):  # a folder may be called 2026
+                config.paths[name] = typed.get(f"paths.{name}", str(value))
+        return cls(Path(config.paths.output_dir))
+
+    def check(self, config: DictConfig) -> None:
+        """Writes nothing.
+
+        Raises:
+            UserError: the folder is of another run or cannot be written.
+        """
+        try:
+            self._check_place()
+            if not self.path.exists() or self._untouched():
+                return
+            saved = self._saved()
+            begun = self.begun() or any(self.path.glob("*/config.yaml"))
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be read or written ({error.strerror}): choose another {ELSEWHERE}."
+            ) from error
+        if saved is None:
+            if not _first():
+                return  # which may be about to write it
+            raise UserError(
+                f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder "
+                f"{ELSEWHERE}."
+            )
+        if begun:  # else a first attempt may be corrected
+            self._check_same(flat(saved, saved.runtime), flat(config, saved.runtime))
+
+    def _check_place(self) -> None:
+        nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{nearest} is no folder that can be written: choose another {ELSEWHERE}.")
+
+    def _untouched(self) -> bool:
+        """Whether there is nothing but what a kill left of a first file, or an empty log, which holds the lock."""
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        return not names or (names == {"run.log"} and not (self.path / "run.log").stat().st_size)
+
+    def _saved(self) -> DictConfig | None:
+        """The configuration of the run that is here, of its last checkpoint or else of its file."""
+        path = self.checkpoint()
+        return self.config() if path is None else OmegaConf.create(load_checkpoint(path)["config"])
+
+    def _check_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        """Raises UserError for configurations that differ, but in that the training is to be longer now."""
+        names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+        if LENGTH in names and _is_more(now.get(LENGTH), before.get(LENGTH)):
+            lengths = (before[LENGTH], now[LENGTH])
+            follow = [n for n in names if n != LENGTH and (before.get(n), now.get(n)) == lengths]
+            if not set(names) - {LENGTH, *follow}:
+                if follow:
+                    raise UserError(
+                        f"{self.path} holds a run of {lengths[0]} steps, which cannot be lengthened: from its first "
+                        f"step on it goes by its length ({', '.join(follow)}). Name another folder {ELSEWHERE}."
+                    )
+                self._check_end(*lengths)
+                return
+        different = [f"{n} was {before.get(n, 'not there')}, is {now.get(n, 'not there')}" for n in names]
+        if different:
+            raise UserError(
+                f"{self.path} holds a run of another configuration ({'; '.join(different[:5])}"
+                f"{' and more' if len(different) > 5 else ''}): repeat its options to resume it, or name another "
+                f"folder {ELSEWHERE}."
+            )
+
+    def _check_end(self, before: int, now: int) -> None:
+        """Raises UserError where a longer training would end at the same step."""
+        ended = self._end()
+        if ended is not None and ended != before:
+            raise UserError(
+                f"{self.path} holds a run that protocol.patience ended at step {ended} of {before}, as it would of "
+                f"{now}: repeat its options, or name another folder {ELSEWHERE}."
+            )
+
+    def _end(self) -> int | None:
+        """The step of the last checkpoint, if it is the one at the end."""
+        path = self.checkpoint()
+        saved = {} if path is None else load_checkpoint(path)
+        return int(saved.get("global_step", 0)) if saved.get("finished") else None
+
+    def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        """Makes the folder of one training, by the first process, which has locked it. Raises as `name`."""
+        if _first():
+            self.name(config, overrides)
+            with self._writing():
+                for part in ("checkpoints", "figures"):
+                    (self.path / part).mkdir(exist_ok=True)
+            if not self.begun():
+                self.forget_results()
+                for given_up in self.last.parent.glob("best_on_*.ckpt"):
+                    given_up.unlink()
+            self._mend()
+
+    def forget_results(self) -> None:
+        """A training that goes on has no results yet."""
+        for name in ("metrics.json", "queries.npz"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _mend(self) -> None:
+        """Takes away what a kill left of a checkpoint, and sets aside a last one that cannot be read."""
+        for left in torn(self.last.parent, ".ckpt"):
+            left.unlink()
+        if self.last.exists() and self.checkpoint() != self.last:
+            aside = self.last.with_name("damaged.ckpt")
+            log.warning("%s is damaged: the run goes on from the one before it. It is %s now.", self.last, aside.name)
+            os.replace(self.last, aside)  # else it would take the place of the one before
+
+    def name(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        """Makes the folder and writes the configuration into it.
+
+        Raises:
+            UserError: the folder cannot be made or written.
+        """
+        with self._writing():
+            # First of all, so that the folder of a run killed here is known as one.
+            self.path.mkdir(parents=True, exist_ok=True)
+            replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
+            replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "make room, or " if no_room(error) else ""
+            raise UserError(
+                f"{self.path} cannot be made or written ({error.strerror}): {remedy}choose another {ELSEWHERE}."
+            ) from error
+
+    def config(self) -> DictConfig | None:
+        """The configuration of the run in its file; None where the folder has none or something else's.
+
+        Raises:
+            UserError: a file in a form that no run writes.
+        """
+        if not self.config_file.is_file():
+            return None
+        found = read_yaml(self.config_file)
+        if not isinstance(found, dict) or not isinstance(found.get("runtime"), dict) or "method" not in found:
+            return None
+        if refers(found):
+            raise UserError(f"{self.config_file} holds references, which no run writes: it is not read.")
+        return OmegaConf.create(found)
+
+    def overrides(self) -> list[str]:
+        """What was typed for the run. Raises UserError for a file in a form that no run writes."""
+        file = self.path / "overrides.yaml"
+        found = read_yaml(file) if file.exists() else []
+        return [str(one) for one in found] if isinstance(found, list) else []
+
+    def best(self, part: str) -> Path:
+        """The checkpoint that was the best on `test` or `validation`."""
+        return self.path / "checkpoints" / f"best_on_{part}.ckpt"
+
+    def begun(self) -> bool:
+        """Whether a checkpoint was written."""
+        return self.last.exists() or self.previous.exists()
+
+    def checkpoint(self) -> Path | None:
+        """Where to go on from, if anywhere: the last checkpoint, or the one before where that one cannot be read.
+
+        Raises:
+            UserError: there are checkpoints and none can be read.
+        """
+        if not self.begun():
+            return None
+        reasons = []
+        for path in (self.last, self.previous):
+            try:
+                if path.exists():
+                    load_checkpoint(path)
+                    if sound(path):
+                        return path
+                    reasons.append(f"{path.name} is cut short or changed")
+            except UserError as error:
+                reasons.append(f"{path.name}: {error.__cause__ or error}")
+        raise UserError(
+            f"No checkpoint in {self.last.parent} is whole ({'; '.join(reasons)}): put back a copy of one, or name "
+            f"another folder {ELSEWHERE} to train from the start."
+        )
+
+    def finished(self, config: DictConfig) -> bool:
+        """Whether the last checkpoint is the one at the end of what `config`, which is `check`ed, describes; the
+        report is written before it.
+
+        Raises:
+            UserError: no checkpoint can be read, or the figures of the end are gone.
+        """
+        path = self.checkpoint()
+        if path is None:
+            return False
+        saved = load_checkpoint(path)
+        if not saved["finished"] or _is_more(config.trainer.max_steps, saved["config"]["trainer"].get("max_steps")):
+            return False
+        try:
+            self.metrics()
+        except UserError as error:
+            raise UserError(
+                f"{self.path} has lost its metrics.json ({error}): delete checkpoints/{path.name}, and the end of the "
+                "training is repeated from the checkpoint before it, if there is one."
+            ) from error
+        return True
+
+    def note_start(self, config: DictConfig, overrides: Sequence[str], devices: int = 1) -> None:
+        """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked."""
+        if _first():
+            told = [option for option in overrides if not option.startswith("paths.")]
+            machine = hardware(str(config.trainer.accelerator), devices)
+            add_start(self.path, ["python", "-m", "dml.run", *told], machine, self._lengthening(config))
+
+    def _lengthening(self, config: DictConfig) -> dict[str, Any]:
+        """From which step on, and from how many steps to how many; nothing where the length stays."""
+        path = self.checkpoint()
+        saved = {} if path is None else load_checkpoint(path)
+        before = saved["config"]["trainer"].get("max_steps") if saved else None
+        if not _is_more(config.trainer.max_steps, before):
+            return {}
+        lengths = {"from_step": saved.get("global_step"), "max_steps": [before, config.trainer.max_steps]}
+        return {"lengthened": lengths}
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of a finished run. Raises UserError where they are not there or damaged."""
+        file = self.path / "metrics.json"
+        found = read_json(file)
+        if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+            raise UserError(f"{file} is damaged: it does not hold figures.")
+        return found
+
+    def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        replace_file(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder, and holds it against other runs: the first process for all of this one; one that is
+        killed holds nothing.
+
+        Raises:
+            UserError: another process trains in this folder, or it cannot be made.
+        """
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "run.log").open("a")
+        with file:
+            if _first():
+                self._lock(file)
+            yield
+
+    def _lock(self, file: TextIO) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{self.path} is being trained by another process: wait for it, or name another folder {ELSEWHERE}."
+            ) from None
+        except OSError as error:  # a file system without locks
+            log.warning("%s cannot be locked (%s): start no second run there.", self.path, error.strerror)
+
+    @contextmanager
+    def inherited(self) -> Iterator[None]:
+        """The ranks that Lightning starts compose anew: a time stamp of their own would be another folder."""
+        with started_from_here(DML_OUTPUT_DIR=str(self.path)):
+            yield
+
+
+def _is_more(now: Any, before: Any) -> bool:
+    return isinstance(now, int) and isinstance(before, int) and now > before

@@ -1,0 +1,80 @@
+"""Where figures come from: command, commit, versions, hardware and day, kept beside them in `provenance.json`."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dml.files import replace_file
+
+FILE = "provenance.json"
+
+# What may be changed by measuring makes no other code.
+RESULTS = (":!experiments/*.json", ":!experiments/*.png")
+
+
+def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[str, Any] | None = None) -> None:
+    """Notes one more start of what is made in a folder: a run that was resumed has several.
+
+    Args:
+        folder: which is there.
+        command: as it is typed.
+        machine: see `hardware`.
+        more: what else is to be known of this start, by name.
+    """
+    packages = ("dml", "torch", "torchvision", "pytorch-lightning")
+    now = {
+        "command": shlex.join(command),
+        "commit": commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": machine,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        **(more or {}),
+    }
+    replace_file(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    """All starts, the first first; none where nothing readable says."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError, RecursionError):
+        return []
+    needed = {"command", "commit", "date", "hardware"}
+    whole = isinstance(found, list) and all(isinstance(one, dict) and needed <= one.keys() for one in found)
+    return found if whole else []
+
+
+def commit() -> str:
+    """Of this code, `-dirty` where files of it differ or are new; `unknown` where it lies in no repository."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return "unknown"
+
+    def git(*words: str) -> str:
+        said = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        return said.stdout.strip()
+
+    try:
+        found = git("rev-parse", "--short", "HEAD")
+        changed = git("status", "--porcelain", "--", "dml", "conf", "experiments", *RESULTS)
+    except OSError:  # no git
+        return "unknown"
+    return (found + ("-dirty" if changed else "")) or "unknown"
+
+
+def hardware(accelerator: str = "auto", devices: int = 1) -> str:
+    """The processor and how many cores it has, or the GPU and how many are used."""
+    import torch
+
+    if accelerator != "cpu" and torch.cuda.is_available():
+        return (f"{devices} x " if devices > 1 else "") + torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"

@@ -1,0 +1,106 @@
+"""What a run leaves of its test images: figures of each query, and embeddings where the protocol compares those."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.evaluation.evaluator import Table
+from dml.evaluation.inputs import as_embeddings, as_labels
+from dml.evaluation.protocol import Conventional, Split
+from dml.runs.reading import check, reading
+
+REPEAT = "repeat the run"
+
+QUERIES, EMBEDDINGS = "queries.npz", "embeddings.npz"
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Of each query `[Q]`: its file, its class, the rank of its nearest positive (0: it has none), and AP@R."""
+
+    paths: np.ndarray
+    classes: np.ndarray
+    best_rank: np.ndarray
+    average_precision: np.ndarray
+
+
+def write_scores(folder: Path, records: Records, split: Split, protocol: Conventional, table: Table) -> None:
+    """`queries.npz`, where the protocol ranks one gallery for all queries, and for MLRC `embeddings.npz`.
+
+    Args:
+        folder: of the run.
+        records, split, protocol: of the run.
+        table: test embeddings of the checkpoint that is the result.
+    """
+    ranking = protocol.ranking(split, table)
+    if ranking is not None:
+        rows = table.take(split.query).rows.numpy()
+        names = np.array(records.class_names)[records.labels[rows]]
+        paths = records.paths[rows].tolist()
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may lie elsewhere next time
+        _save(
+            folder / QUERIES,
+            paths=np.array([os.path.relpath(path, common or ".") for path in paths]),
+            classes=names,
+            best_rank=ranking.best_rank,
+            average_precision=ranking.average_precision,
+        )
+    if protocol.keeps_embeddings:
+        queries = table.take(split.query)
+        arrays = {"embeddings": queries.embeddings.flatten(1).numpy(), "labels": queries.labels.numpy()}
+        if split.gallery is not None:
+            gallery = table.take(split.gallery)
+            arrays["gallery"] = gallery.embeddings.flatten(1).numpy()
+            arrays["gallery_labels"] = gallery.labels.numpy()
+        _save(folder / EMBEDDINGS, **arrays)
+
+
+def read_queries(folder: Path) -> Queries:
+    """Raises UserError where a folder has no such file, or a damaged one."""
+    path = folder / QUERIES
+    with reading(path, REPEAT):
+        found = Queries(**read(path, ("paths", "classes", "best_rank", "average_precision")))
+        kinds = {"paths": "U", "classes": "U", "best_rank": "iu", "average_precision": "f"}
+        for name, kind in kinds.items():
+            values = getattr(found, name)
+            check(values.ndim == 1 and len(values) == len(found.paths), f"{name} has shape {list(values.shape)}")
+            check(values.dtype.kind in kind, f"{name} holds {values.dtype}")
+        check(len(found.paths) > 0, "it holds no query")
+        check(bool((found.best_rank >= 0).all()), "a rank is below 0")
+        precisions = found.average_precision
+        check(bool(((precisions >= 0) & (precisions <= 1)).all()), "an average precision is not within 0 to 1")
+    return found
+
+
+def read_embeddings(folder: Path) -> dict[str, np.ndarray]:
+    """`embeddings [N,D]` and `labels [N]`, and those of the gallery where it is apart. Raises as `read_queries`."""
+    path = folder / EMBEDDINGS
+    with reading(path, REPEAT):
+        found = read(path, ("embeddings", "labels"), ("gallery", "gallery_labels"))
+        check(("gallery" in found) == ("gallery_labels" in found), "a gallery has no labels")
+        for name, labels in (("embeddings", "labels"), ("gallery", "gallery_labels")):
+            if name in found:
+                points = as_embeddings(found[name], name)
+                as_labels(found[labels], points, labels)
+                check(bool((points.norm(dim=1) > 0).all()), f"a row of {name} is all 0")
+    return found
+
+
+def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """Arrays of a file of this module, of the optional ones those it has. Raises UserError where it is not there or
+    damaged."""
+    if not path.is_file():
+        raise UserError(f"there is no {path}: it is written at the end of a run, by protocols that have one ranking.")
+    with reading(path, REPEAT), np.load(path, allow_pickle=False) as content:
+        return {name: content[name] for name in (*names, *(name for name in optional if name in content.files))}
+
+
+def _save(path: Path, **arrays: Any) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    np.savez(beside, **arrays)
+    os.replace(beside, path)

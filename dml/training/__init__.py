@@ -1,0 +1,1 @@
+"""From a composed configuration to a trained method."""

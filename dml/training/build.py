@@ -1,0 +1,146 @@
+"""From a composed configuration to built objects: the only place that instantiates."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from dml.configuration.components import make
+from dml.configuration.options import check
+from dml.data.cache import ImageCache
+from dml.data.cache import build as build_cache
+from dml.data.check import readable
+from dml.data.datamodule import DataModule
+from dml.data.dataset import open_dataset
+from dml.data.records import Records
+from dml.data.transforms import Transform
+from dml.errors import UserError
+from dml.evaluation.protocol import Conventional, Split
+from dml.evaluation.splits import check_split
+from dml.losses import Loss
+from dml.methods.base import Method, NewLoss
+from dml.models.heads import Head
+from dml.training.complexity import complexity
+
+
+@dataclass
+class Parts:
+    """What a run is made of."""
+
+    records: Records
+    split: Split
+    protocol: Conventional
+    data: DataModule
+    method: Method
+    complexity: dict[str, int]
+
+
+def build(config: DictConfig) -> Parts:
+    """Data first, then the model in the sizes that the data asks for.
+
+    Args:
+        config: composed; `runtime` is filled in here.
+
+    Raises:
+        UserError: whatever the components say of their options.
+    """
+    check(config)
+    _check_sizes(config)
+    _check_pairs(config)
+    pl.seed_everything(config.seed, verbose=False)
+    protocol: Conventional = make(config.protocol)
+    records = readable(open_dataset(config), config.paths.cache_dir)
+    split = protocol.split(records)
+    check_split(records, split)
+    data = _data(config, records, split, protocol.batch_size)
+    OmegaConf.update(config, "runtime.train_classes", data.train_classes)
+    method = build_method(config)
+    method.attach(data)
+    _check_durations(config, method)
+    return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
+
+
+def _check_durations(config: DictConfig, method: Method) -> None:
+    """Raises UserError for what would only begin after the end, or would undo itself."""
+    steps = config.trainer.max_steps
+    waits = {
+        f"loss.memory_from={config.loss.get('memory_from', 0)}": config.loss.get("memory_from", 0),
+        f"method.warm_up={method.warm_up} (epochs)": method.rests_until,
+        f"head.init_steps={config.head.get('init_steps', 0)}": config.head.get("init_steps", 0),
+    }
+    for option, wait in waits.items():
+        if wait and wait >= steps:
+            raise UserError(f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower it.")
+    if config.trainer.halve_lr_after and config.method.get("finetune_lr_factor", 1) != 1:
+        raise UserError("trainer.halve_lr_after and method.finetune_lr_factor both set the learning rate: choose one.")
+
+
+def _check_pairs(config: DictConfig) -> None:
+    """Raises UserError where a loss asks for pairs that the sampler does not draw."""
+    explicit = OmegaConf.select(config, "loss.loss.pairs") == "explicit"
+    if explicit and config.sampler._target_ != "dml.data.samplers.Pairs":
+        raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+
+
+def _check_sizes(config: DictConfig) -> None:
+    """Raises UserError for slices that do not fit the embedding."""
+    if config.head.dim % config.protocol.slices:
+        raise UserError(f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}.")
+
+
+def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
+    train, test = make(config.transform.train), make(config.transform.test)
+    train_cache, test_cache = _caches(config, records, train, test)
+    train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
+    return DataModule(
+        records,
+        split.train,
+        split.query,
+        split.gallery,
+        make(config.sampler, labels=train_labels, seed=config.seed),
+        train,
+        test,
+        seed=config.seed,
+        num_workers=config.trainer.num_workers,
+        eval_batch_size=eval_batch_size,
+        train_cache=train_cache,
+        test_cache=test_cache,
+    )
+
+
+def _caches(
+    config: DictConfig, records: Records, train: Transform, test: Transform
+) -> tuple[ImageCache | None, ImageCache | None]:
+    """For training and evaluation; one for both where they begin alike."""
+    if config.dataset.cache == "none":
+        return None, None
+    settings = OmegaConf.to_yaml(config.dataset, resolve=True)
+    whole = build_cache(records, np.arange(len(records)), test, settings, config.paths.cache_dir)
+    if repr(train.first) == repr(test.first):
+        return whole, whole
+    return build_cache(records, records.train_rows, train, settings, config.paths.cache_dir), whole
+
+
+def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
+    """The backbone, and what makes heads and losses, put into the method.
+
+    Args:
+        config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here.
+        loss: what makes a loss of some width, in place of what the configuration says.
+
+    Raises:
+        UserError: whatever the components say of their options.
+    """
+    backbone = make(config.backbone)
+
+    def head(dim: int) -> Head:
+        return make(config.head, in_channels=backbone.dim, dim=dim)
+
+    def configured(dim: int) -> Loss:
+        config.runtime.embedding_dim = dim
+        return make(config.loss)
+
+    method: Method = make(config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim)
+    return method.to(memory_format=torch.channels_last)

@@ -1,0 +1,88 @@
+"""The best checkpoint so far, and the end of a training that finds no better one."""
+
+import logging
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from dml.errors import UserError
+from dml.evaluation.protocol import Conventional
+from dml.files import load_checkpoint
+from dml.runs.folder import RunFolder
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.evaluation import Evaluation
+
+log = logging.getLogger("dml")
+
+
+class BestCheckpoint(Callback):
+    """Keeps the checkpoint with the highest criterion on what is monitored; out of patience, the step is the last one.
+
+    Attributes:
+        metrics, step: of the best evaluation so far.
+    """
+
+    def __init__(self, course: Course, evaluation: Evaluation, folder: RunFolder, protocol: Conventional) -> None:
+        self.monitor = evaluation.parts.split.monitor
+        if protocol.patience is not None and self.monitor == "test":
+            raise UserError("protocol.patience looks at validation classes: give protocol.select=val_classes too.")
+        self.course, self.evaluation, self.protocol = course, evaluation, protocol
+        self.file = folder.best(self.monitor)
+        self.metrics: dict[str, float] = {}
+        self.step = 0
+        self.before_the_end: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"metrics": self.metrics, "step": self.step, "before_the_end": self.before_the_end}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.metrics, self.step = state_dict["metrics"], state_dict["step"]
+        self.before_the_end = state_dict["before_the_end"]
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.global_step and self.file.exists():
+            # It may be younger than the last checkpoint that a kill left: what it says of itself holds.
+            saved = load_checkpoint(self.file)["callbacks"][self.state_key]
+            self.metrics, self.step = saved["metrics"], saved["step"]
+        if self.course.lengthened:
+            self._go_on_from_an_end(trainer)
+
+    def _go_on_from_an_end(self, trainer: pl.Trainer) -> None:
+        """What a training that does not end at this step does here, in place of what the shorter one did.
+
+        Only where no evaluation is due here, and that of the end found the best checkpoint so far, that one stays.
+        """
+        before, self.before_the_end = self.before_the_end, None
+        step = trainer.global_step
+        if step % self.course.every == 0:
+            assert before is not None
+            self.metrics, self.step = before["metrics"], before["step"]
+            self._keep(trainer, self.evaluation.evaluate(trainer, self.monitor)[0])
+            if self._out_of_patience(step):
+                raise UserError(f"A longer training ends at step {step} too, by protocol.patience.")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.evaluation.latest is None:
+            return
+        step = trainer.global_step
+        if self.course.is_last(step):
+            self.before_the_end = {"metrics": self.metrics, "step": self.step}
+        with self.evaluation.timing.paused():
+            self._keep(trainer, self.evaluation.latest[0])
+        if not self.course.is_last(step) and self._out_of_patience(step):  # of the steps alone: all ranks agree
+            log.info("stopped at step %d: the best on %s was step %d", step, self.monitor, self.step)
+            self.course.last_step, trainer.should_stop = step, True
+
+    def _keep(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+        name = f"{self.monitor}/{self.protocol.criterion}"
+        # One rank decides for all: on other processors the last bit of a metric may be another.
+        if trainer.strategy.broadcast(metrics[name] > self.metrics.get(name, -1.0)):
+            self.metrics, self.step = metrics, trainer.global_step
+            trainer.save_checkpoint(self.file, weights_only=False)
+
+    def _out_of_patience(self, step: int) -> bool:
+        patience = self.protocol.patience
+        return patience is not None and step - self.step >= patience * self.course.every

@@ -1,0 +1,82 @@
+"""Evaluations while a run lasts."""
+
+import logging
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from dml.evaluation.evaluator import Table, embed_rows
+from dml.evaluation.metrics import evaluate
+from dml.evaluation.protocol import Part
+from dml.methods.base import Method
+from dml.training.build import Parts
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.steps import Timing, log_metrics
+
+log = logging.getLogger("dml")
+
+
+class Evaluation(Callback):
+    """Before the first step, and whenever the course says so: the part of the split that the protocol monitors.
+
+    Attributes:
+        untrained: metrics of the test before the first step.
+        latest: metrics and embeddings of this step's evaluation; None: there was none.
+    """
+
+    def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
+        self.course, self.timing, self.parts = course, timing, parts
+        self.untrained: dict[str, float] = {}
+        self.latest: tuple[dict[str, float], Table] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"untrained": self.untrained}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.untrained = state_dict["untrained"]
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self.untrained = self.evaluate(trainer, "test")[0]
+            if self.parts.split.monitor != "test":
+                self.evaluate(trainer, self.parts.split.monitor)  # where its curve starts
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        self.latest = None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.course.evaluates(trainer.global_step):
+            self.latest = self.evaluate(trainer, self.parts.split.monitor)
+
+    def evaluate(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+        """The method as it is now on one part of the split, logged."""
+        with self.timing.paused():
+            metrics, table = self.score(trainer, part)
+            if self.parts.protocol.seen and part == self.parts.split.monitor:
+                metrics["seen/recall@1"] = self._among_training_images(trainer)
+        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/recall@1"], part)
+        self.log(trainer, metrics)
+        return metrics, table
+
+    def score(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+        """As `evaluate`, not logged."""
+        data, split, method = self.parts.data, self.parts.split, trainer.lightning_module
+        assert isinstance(method, Method)
+        rows = data.eval_rows if split.validation is None or part == "test" else split.validation
+        table = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
+        final = self.course.is_last(trainer.global_step)
+        return self.parts.protocol.score(table, split, part, groups=method.groups(), final=final), table
+
+    def log(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+        """And has the loggers write what they keep back."""
+        log_metrics(trainer, metrics)
+        for logger in trainer.loggers:
+            logger.save()
+
+    def _among_training_images(self, trainer: pl.Trainer) -> float:
+        seen = embed_rows(trainer, self.parts.split.train, f"training images at step {trainer.global_step}")
+        metrics = evaluate(seen.embeddings.flatten(1), seen.labels, ks=(1,), shared=True, clustering=False)
+        return metrics["recall@1"]

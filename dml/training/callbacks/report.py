@@ -1,0 +1,121 @@
+"""What a run leaves at its end."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from dml.evaluation.evaluator import Table
+from dml.evaluation.protocol import Part
+from dml.figures.plot import Plot
+from dml.files import load_checkpoint
+from dml.methods.base import Method
+from dml.reporting.report import write_report
+from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
+from dml.runs.scores import write_scores
+from dml.training.build import Parts
+from dml.training.callbacks.best import BestCheckpoint
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.evaluation import Evaluation
+from dml.training.callbacks.steps import Timing
+from dml.training.loggers import log_outcome, log_plots
+
+IMAGES = 4  # of the test, in the method's own pictures
+
+
+class Report(Callback):
+    """At the last step `metrics.json`, the scores of the queries and, unless `report=false`, pictures and
+    `report.html`: of the last checkpoint, or of the best one where the protocol says so."""
+
+    def __init__(
+        self,
+        course: Course,
+        evaluation: Evaluation,
+        best: BestCheckpoint,
+        timing: Timing,
+        folder: RunFolder,
+        parts: Parts,
+    ) -> None:
+        self.course, self.evaluation, self.best, self.timing = course, evaluation, best, timing
+        self.folder, self.parts = folder, parts
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self.course.is_last(trainer.global_step):
+            return
+        assert self.evaluation.latest is not None
+        with self.timing.paused():
+            if self.best.monitor == "test" and self.parts.protocol.select == "last":
+                self._write(trainer, *self.evaluation.latest)
+            else:
+                self._test_the_best(trainer)
+
+    def _test_the_best(self, trainer: pl.Trainer) -> None:
+        """Tests and reports the checkpoint that was the best, and leaves the method as it was."""
+        method, older = trainer.lightning_module, self.best.step < self.course.last_step
+        metrics, table = self.evaluation.score(trainer, "test")
+        last = renamed(metrics, "last")
+        if older:
+            weights = copy.deepcopy(method.state_dict())
+            method.load_state_dict(load_checkpoint(self.best.file)["state_dict"])
+            metrics, table = self.evaluation.score(trainer, "test")
+        # Where the course of test metrics is monitored, its last point is that of the last checkpoint.
+        chosen = renamed(metrics, "chosen")
+        self.evaluation.log(trainer, chosen if self.best.monitor == "test" else metrics | last)
+        self._write(trainer, metrics | last, table)
+        if older:
+            method.load_state_dict(weights)
+
+    @rank_zero_only
+    def _write(self, trainer: pl.Trainer, scores: dict[str, float], table: Table) -> None:
+        parts, metrics = self.parts, self._metrics(trainer, scores)
+        log = read_metrics(self.folder.path / "metrics.jsonl")
+        assert isinstance(self.course.config, dict)
+        if self.course.config["report"]:
+            plots = self._plots(trainer, log)
+            about = {str(name): value for name, value in self.course.config.items()}
+            written = write_report(self.folder.path, about, metrics, table, parts.records, parts.split, log, plots)
+            log_plots(trainer.loggers, written, self.course.last_step)
+        log_outcome(trainer.loggers, metrics)
+        write_scores(self.folder.path, parts.records, parts.split, parts.protocol, table)
+        self.folder.write_metrics(metrics)
+
+    def _metrics(self, trainer: pl.Trainer, scores: dict[str, float]) -> dict[str, float]:
+        """The content of `metrics.json`."""
+        steps, monitor, seconds = self.course.last_step, self.best.monitor, self.timing.seconds
+        return (
+            scores
+            | renamed(self.best.metrics, f"best_on_{monitor}", of=monitor)
+            | {f"best_on_{monitor}/step": self.best.step}
+            | renamed(self.evaluation.untrained, "untrained")
+            | self.parts.data.sizes
+            | {f"model/{name}": value for name, value in self.parts.complexity.items()}
+            | {"run/steps": steps, "run/devices": trainer.world_size, "run/seconds": seconds}
+            | {"run/seconds_between_steps": self.timing.of_step_ends}
+            | {"run/images_per_second": steps * self.parts.data.sampler.batch_size / seconds}
+        )
+
+    def _plots(self, trainer: pl.Trainer, log: list[dict[str, Any]]) -> list[Plot]:
+        """Those of the method."""
+        method, data = trainer.lightning_module, self.parts.data
+        assert isinstance(method, Method)
+        rows = np.random.default_rng(0).choice(data.query_rows, min(IMAGES, len(data.query_rows)), replace=False)
+        images = data.test_images(np.sort(rows))
+        training = method.training
+        method.eval()
+        with torch.inference_mode(), trainer.precision_plugin.val_step_context():
+            seen: Any = trainer.precision_plugin.convert_input(images.to(method.device))
+            drawn = method.plots(seen, data, log)
+        method.train(training)
+        return drawn
+
+
+def renamed(metrics: dict[str, float], prefix: str, of: Part = "test") -> dict[str, float]:
+    """`test/recall@1` -> `<prefix>/recall@1`; the learners' are left out."""
+    return {f"{prefix}/{name.removeprefix(f'{of}/')}": v for name, v in metrics.items() if name.startswith(f"{of}/")}

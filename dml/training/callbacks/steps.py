@@ -1,0 +1,151 @@
+"""What happens at every step: its seed, its time, what it logs, the learning rate after it, what the method does."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from dml.methods.base import Method
+from dml.training.callbacks.course import Course
+
+
+def log_metrics(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    """To all loggers, at this step."""
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=trainer.global_step)
+
+
+class StepSeed(Callback):
+    """Miners and dropout draw from the global generators: a step's draws depend on the seed and the step alone, so that
+    a resumed run needs no generator state."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        seed = np.random.SeedSequence([self.seed, trainer.global_step]).generate_state(1)[0]
+        pl.seed_everything(int(seed), verbose=False)
+
+
+class Timing(Callback):
+    """Seconds of training: steps, their data, and what the method does after them, but no evaluation and no report."""
+
+    def __init__(self) -> None:
+        self.seconds = self.of_step_ends = 0.0
+        self._since = time.perf_counter()
+
+    def state_dict(self) -> dict[str, float]:
+        return {"seconds": self.seconds, "of_step_ends": self.of_step_ends}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.seconds, self.of_step_ends = state_dict["seconds"], state_dict["of_step_ends"]
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.count()
+
+    def count(self) -> float:
+        """Adds the time since the last count, or the last pause. Returns it."""
+        now = time.perf_counter()
+        passed, self._since = now - self._since, now
+        self.seconds += passed
+        return passed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.count()
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
+
+
+class TrainingLog(Callback):
+    """Loss terms, every so many steps."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % self.every == 0:
+            assert isinstance(module, Method)
+            log_metrics(trainer, {name: float(value) for name, value in module.terms.items()})
+
+
+class HalveOnPlateau(Callback):
+    """Halves the learning rate after so many epochs of the sampler without a lower loss; 0: never.
+
+    Not a scheduler of Lightning's: it steps those after callbacks have written the step's checkpoint.
+    """
+
+    def __init__(self, patience: int, steps_per_epoch: int) -> None:
+        self.patience, self.steps_per_epoch = patience, steps_per_epoch
+        self.plateau: ReduceLROnPlateau | None = None
+        self.loss_of_epoch = torch.zeros(())
+        self._saved: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.plateau is None:
+            return {}
+        return {"plateau": self.plateau.state_dict(), "loss_of_epoch": self.loss_of_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = dict(state_dict)
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not self.patience:
+            return
+        self.plateau = ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=self.patience - 1, threshold=0)
+        if self._saved:
+            self.plateau.load_state_dict(self._saved["plateau"])
+            self.loss_of_epoch = self._saved["loss_of_epoch"]
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.plateau is None:
+            return
+        assert isinstance(module, Method)
+        loss = module.terms["train/loss"]
+        self.loss_of_epoch = self.loss_of_epoch.to(loss.device) + loss
+        if trainer.global_step % self.steps_per_epoch == 0:
+            self.plateau.step(float(self.loss_of_epoch))
+            self.loss_of_epoch = torch.zeros(())
+            log_metrics(trainer, {"train/lr": trainer.optimizers[0].param_groups[0]["lr"]})
+
+
+class MethodStep(Callback):
+    """What the method does after a step's evaluation: training time too, and in the step's checkpoint."""
+
+    def __init__(self, course: Course, timing: Timing) -> None:
+        self.course, self.timing = course, timing
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.global_step == 0 or self.course.lengthened:
+            self._run(trainer, module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self.course.is_last(trainer.global_step):
+            self._run(trainer, module)
+
+    def _run(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, Method)
+        self.timing.count()
+        metrics = module.on_step_end(trainer.global_step)
+        self.timing.of_step_ends += self.timing.count()
+        if metrics:
+            log_metrics(trainer, metrics)

@@ -1,0 +1,51 @@
+"""Size and cost of an embedding."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dml.errors import UserError
+from dml.methods.base import Method
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+@contextmanager
+def counted() -> Iterator[FlopCounterMode]:
+    """Counts what torch computes; its fused transformer layers, which the counter does not see, are off meanwhile."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def complexity(method: Method, image_size: int) -> dict[str, int]:
+    """Size and cost of the embedding of one image.
+
+    Returns:
+        `params`, the parameters of the network without those that only training needs, as losses have; `flops`,
+        multiply-adds of its convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
+
+    Raises:
+        UserError: an image that does not pass the network.
+    """
+    training = method.training
+    images = torch.zeros(1, 3, image_size, image_size, device=method.device)
+    with torch.inference_mode(), counted() as counter:
+        try:
+            method.eval().embed(images)
+        except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
+            raise UserError(
+                f"image_size={image_size} does not pass the network ({_first_line(error)}): choose a larger one."
+            ) from error
+    method.train(training)
+    left_out = {id(p) for module in method.training_only() for p in module.parameters()}
+    params = sum(p.numel() for p in method.parameters() if id(p) not in left_out)
+    return {"params": params, "flops": counter.get_total_flops() // 2}

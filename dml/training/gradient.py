@@ -1,0 +1,135 @@
+"""Trainings that cannot learn anything: batches without pairs, and losses without a gradient."""
+
+import math
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.callbacks import Callback
+from pytorch_metric_learning.losses import CrossBatchMemory, ManifoldLoss
+from pytorch_metric_learning.losses.base_metric_loss_function import BaseMetricLossFunction
+from pytorch_metric_learning.losses.mixins import WeightMixin
+from torch import Tensor, nn
+
+from dml.data.datamodule import DataModule
+from dml.data.samplers import Sampler
+from dml.errors import UserError
+from dml.losses import Loss
+from dml.methods.base import Method, NonFiniteLoss
+from dml.training.callbacks.course import Course
+
+BATCHES = 32  # that are looked at before the training
+
+STEPS = 20  # at its beginning; later a miner may find nothing for many steps, because there is nothing left to learn
+
+
+def check_batches(config: DictConfig, method: Method, data: DataModule) -> None:
+    """Draws some batches, without their images.
+
+    Raises:
+        UserError: a loss compares the images of a batch alone, and no batch has two of a class, or of two classes.
+    """
+    if any(isinstance(loss, Loss) and _compares_images(loss.loss) for loss in method.losses):
+        lacking = _lacking(config, data.sampler)
+        if lacking:
+            raise UserError(f"{lacking} Or choose a loss on proxies, such as loss=proxy_anchor.")
+
+
+def _compares_images(loss: nn.Module) -> bool:
+    """Whether a loss is nothing without positive and negative pairs in the batch; of those that are known."""
+    if isinstance(loss, CrossBatchMemory | WeightMixin | ManifoldLoss):
+        return False
+    return isinstance(loss, BaseMetricLossFunction) or type(loss).__module__.startswith("dml.losses")
+
+
+def _lacking(config: DictConfig, sampler: Sampler) -> str:
+    """A sentence on the pairs that batches never have; empty if they have all kinds."""
+    batches = [sampler.labels[batch] for batch in islice(sampler.batches(0), BATCHES)]
+    classes = [len(np.unique(labels)) for labels in batches]
+    sizes = f"sampler.batch_size={config.sampler.batch_size}"
+    if "m" in config.sampler:
+        sizes += f" and sampler.m={config.sampler.m}"
+    if all(count == 1 for count in classes):
+        return f"With {sizes} a batch has images of one class alone, and no negative pairs: change them."
+    if all(count == len(labels) for count, labels in zip(classes, batches, strict=True)):
+        return f"With {sizes} a batch has no two images of a class, and no positive pairs: change them."
+    return ""
+
+
+class FiniteWeights(Callback):
+    """Looks at the weights before a checkpoint that could be resumed from only to fail again."""
+
+    def __init__(self, course: Course) -> None:
+        self.course = course
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if not self.course.saves(step):
+            return
+        for name, parameter in module.named_parameters():
+            if not torch.isfinite(parameter.detach().sum()):
+                raise NonFiniteLoss(
+                    f"The parameter '{name}' became NaN or infinite at step {step}: lower lr or set "
+                    "trainer.gradient_clip_val."
+                )
+
+
+class FirstGradient(Callback):
+    """Looks for the first gradient of a training, and gives up after some steps without one.
+
+    Args:
+        config: for the options that are named then.
+        data: of the training.
+    """
+
+    def __init__(self, config: DictConfig, data: DataModule) -> None:
+        self.config, self.data = config, data
+        self.found = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"found": self.found}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.found = state_dict["found"]
+
+    def on_before_backward(self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor) -> None:
+        """Raises UserError where nothing that is trained takes part in the loss."""
+        if not loss.requires_grad:
+            raise UserError(
+                "The loss does not depend on any parameter that is trained: see backbone.freeze, "
+                f"and {self._options()}."
+            )
+
+    def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not self.found:
+            self.look(module, trainer.global_step + 1)
+
+    def look(self, module: nn.Module, step: int) -> None:
+        """After a backward pass, of the step with this number, 1 and up.
+
+        Raises:
+            UserError: the first steps, or all of a short training, had no gradient.
+        """
+        self.found = self.found or any(p.grad is not None and bool(p.grad.any()) for p in module.parameters())
+        last = min(STEPS, self.config.trainer.max_steps)
+        if not self.found and step >= max(last, 2):  # a miner may find nothing in a single step
+            why = _lacking(self.config, self.data.sampler)
+            why = why or f"the loss finds nothing to compare with {self._options()}."
+            raise UserError(f"No parameter got a gradient in the first {step} steps, and nothing is learned: {why}")
+
+    def _options(self) -> str:
+        """Those of the loss; where some are NaN or infinite, these."""
+        said = dict(_numbers(OmegaConf.to_container(self.config.loss, resolve=True), "loss"))
+        odd = {name: value for name, value in said.items() if not math.isfinite(value)}
+        return ", ".join(f"{name}={value}" for name, value in (odd or said).items()) or "the loss"
+
+
+def _numbers(node: Any, name: str) -> list[tuple[str, float]]:
+    if isinstance(node, dict):
+        return [found for key, value in node.items() for found in _numbers(value, f"{name}.{key}")]
+    return [(name, node)] if isinstance(node, int | float) and not isinstance(node, bool) else []

@@ -1,0 +1,144 @@
+"""Where figures go while a run lasts: always its folder, and W&B or TensorBoard where asked for."""
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from omegaconf import DictConfig
+from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from dml.configuration.identity import flat
+from dml.files import replace_file
+from dml.process import SWEPT
+from dml.runs.folder import RunFolder
+
+log = logging.getLogger("dml")
+
+SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then lies in the folder, for wandb sync
+
+
+def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLogger:
+    """A W&B run whose id lies in the run's folder, so that a resumed run goes on in it.
+
+    In the mode that `WANDB_MODE` says; without one online where a key is at hand, else offline, as where the service
+    does not answer. `job_type`, tags and, where none is given, the group come from the run's configuration: runs that
+    differ in their repetition alone are a group.
+
+    Args:
+        folder: of a run, with its `config.yaml`.
+    """
+    import wandb
+
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    os.environ.setdefault("WANDB_DATA_DIR", str(Path(folder).absolute()))  # else tables are staged in the home folder
+    id_file = Path(folder) / "wandb_id"
+    if first and not id_file.exists():
+        replace_file(id_file, secrets.token_hex(4))
+    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+    options = _names(Path(folder)) | ({"group": group} if group else {})
+
+    def logger(mode: str) -> WandbLogger:
+        return WandbLogger(
+            name=Path(folder).name,
+            save_dir=folder,
+            id=id_file.read_text().strip() if first else None,
+            project=project,
+            # Not Lightning's offline=True: it sets an environment variable for good, and to a word that W&B gave up.
+            mode=mode,
+            resume="allow" if mode == "online" else None,
+            # What tells of the machine and its user is no figure of the run, nor is the terminal.
+            settings=wandb.Settings(
+                console="off", x_disable_meta=True, host="", init_timeout=SECONDS, finish_timeout=SECONDS
+            ),
+            **options,
+        )
+
+    if mode != "online" or not first:
+        return logger(mode)
+    online = logger(mode)
+    try:
+        online.experiment  # noqa: B018  starts it
+    except wandb.errors.Error as error:
+        log.warning("W&B does not answer (%s): the run is kept in %s, for wandb sync.", _line(error), folder)
+        wandb.teardown()  # which has the id in use
+        return logger("offline")
+    return online
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _names(folder: Path) -> dict[str, Any]:
+    """Group, job type and tags of a run."""
+    from dml.configuration.identity import configuration, label
+
+    config = RunFolder(folder).config()
+    assert config is not None
+    method, dataset, protocol = label(config)
+    number = next((f"{axis} {config.protocol[axis]}" for axis in ("fold", "split") if axis in config.protocol), None)
+    alike = hashlib.sha256(configuration(config).encode()).hexdigest()[:8]
+    sweep = [folder.parent.name[:64]] if SWEPT in os.environ else []
+    return {
+        "group": f"{method}-{dataset}-{alike}",
+        "job_type": number or f"seed {config.seed}",
+        "tags": [method, dataset, protocol, *sweep],
+    }
+
+
+def shareable(config: DictConfig) -> dict[str, Any]:
+    """What a run computes, as flat names with slashes and values filled in, to be compared by others.
+
+    Where and how it ran is left out; of a file elsewhere the name is kept, of an address neither user nor query.
+    """
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [clean(one) for one in value]
+        if not isinstance(value, str):
+            return value
+        if value.startswith("file:"):
+            return f".../{Path(value).name}"
+        if "://" in value:
+            parts = urlsplit(value)
+            return urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
+        return f".../{Path(value).name}" if value.startswith(("/", "~")) else value
+
+    options = flat(config, config.runtime) | {f"runtime.{name}": value for name, value in config.runtime.items()}
+    return {name.replace(".", "/"): clean(value) for name, value in options.items()}
+
+
+@rank_zero_only
+def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
+    """The content of `metrics.json` as the summary of a W&B run, and a table of the learners' figures."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.summary.update(metrics)
+            learners = [name.split("/")[1] for name in metrics if re.fullmatch(r"learners/\d+/recall@1", name)]
+            figures = [name.removeprefix("learners/0/") for name in metrics if name.startswith("learners/0/")]
+            rows = [[int(i), *(metrics[f"learners/{i}/{figure}"] for figure in figures)] for i in learners]
+            logger.log_table("learners", columns=["learner", *figures], data=rows)
+
+
+@rank_zero_only
+def log_plots(loggers: list[Logger], pictures: dict[str, Path], step: int) -> None:
+    """PNG files by name, for those loggers that show pictures."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            for name, path in pictures.items():
+                logger.log_image(key=name, images=[str(path)])
+        elif isinstance(logger, TensorBoardLogger):
+            import numpy as np
+
+            from dml.data.images import decode
+
+            for name, path in pictures.items():
+                pixels = np.asarray(decode(str(path)))
+                logger.experiment.add_image(name, pixels, step, dataformats="HWC")

@@ -1,0 +1,150 @@
+"""What a checkpoint describes, built again to embed images: its networks and its transform, and nothing else.
+
+A checkpoint may come from anyone, so that it may name only what belongs where it names it, and its paths and addresses
+are not used.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from dml.configuration.components import make
+from dml.configuration.composition import CONF
+from dml.data.transforms import Transform
+from dml.errors import UserError
+from dml.files import load_checkpoint
+from dml.losses import Loss
+from dml.methods.base import Method
+from dml.training.build import build_method
+
+# What may stand where, beside what conf/ has there: a base class, and the packages that it may come from.
+OPEN = r"(torch\.nn|torch\.optim|dml\.models\.poolings)\.[\w.]+"  # names that are looked up at all
+
+KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "head.pooling": (torch.nn.Module, ("torch.nn.modules.", "dml.models.poolings.")),
+    "method.optimizer": (torch.optim.Optimizer, ("torch.optim.",)),
+}
+
+FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # at any depth; the weights lie in the checkpoint
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Of a checkpoint: the method with its trained weights, in evaluation mode and without its losses; the transform
+    of test images; the configuration; and the step at which it was written."""
+
+    method: Method
+    transform: Transform
+    config: DictConfig
+    step: int
+
+
+def load(path: str | Path) -> Method:
+    """The method of a checkpoint. Raises as `rebuild`."""
+    return rebuild(Path(path)).method
+
+
+def rebuild(path: Path) -> Rebuilt:
+    """Builds what lies in `checkpoints/last.ckpt`, `best_on_test.ckpt` or `best_on_validation.ckpt` of a run folder.
+
+    Raises:
+        UserError: no checkpoint of a run, one that asks for something to be called that makes no network and no
+            transform, or whose weights are not of its networks.
+    """
+    checkpoint = load_checkpoint(path)
+    said = checkpoint["config"]
+    parts = {name: _checked(said[name], name, path) for name in ("backbone", "head", "method")}
+    parts["method"]["optimizer"] = None  # which embeds nothing
+    transform = _checked(_part(said, "transform", "test"), "transform.test", path)
+    if transform is None:
+        raise UserError(f"{path} says nothing of the transform of test images: it is not loaded.")
+    rest = {name: _checked(said.get(name), name, path) for name in ("image_size", "runtime")}
+    config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "loss": {}})
+    try:
+        method = build_method(config, loss=lambda dim: Loss(torch.nn.Identity()))
+        network = {name: value for name, value in checkpoint["state_dict"].items() if not name.startswith("losses.")}
+        kept = {name: value for name, value in method.state_dict().items() if name.startswith("losses.")}
+        method.load_state_dict(network | kept)
+        image_to_tensor = make(config.transform.test)
+    except UserError as error:
+        raise UserError(f"{path} cannot be rebuilt: {error}") from error
+    except Exception as error:  # whatever a network makes of options that no run has
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} cannot be rebuilt, as no checkpoint of this version: {reason}") from error
+    return Rebuilt(method.eval(), image_to_tensor, config, int(checkpoint.get("global_step", 0)))
+
+
+def _part(node: Any, *names: str) -> Any:
+    for name in names:
+        node = node.get(name) if isinstance(node, dict) else None
+    return node
+
+
+def _checked(node: Any, at: str, path: Path) -> Any:
+    """Plain containers without what would be read from elsewhere.
+
+    Args:
+        at: where they stand in the configuration, with dots.
+
+    Raises:
+        UserError: they name something that does not belong there, or hold what no configuration holds.
+    """
+    if isinstance(node, str) and "${" in node:
+        raise UserError(f"{path} holds a reference ({node}), which no run writes: it is not loaded.")
+    if isinstance(node, list | tuple):
+        return [_checked(part, at, path) for part in node]
+    if isinstance(node, dict):
+        if not all(isinstance(name, str) for name in node):
+            raise UserError(f"{path} has names under {at} that are no words: it is not loaded.")
+        if "_target_" in node:
+            _check_target(node["_target_"], at, path)
+        elsewhere = {name: value for name, value in FROM_ELSEWHERE.items() if name in node}
+        checked = {_checked(name, at, path): _checked(part, f"{at}.{name}", path) for name, part in node.items()}
+        return checked | elsewhere
+    if node is not None and not isinstance(node, str | int | float):
+        raise UserError(f"{path} holds a {type(node).__name__} under {at}: it is not loaded.")
+    return node
+
+
+def _check_target(target: Any, at: str, path: Path) -> None:
+    """Raises UserError for what conf/ does not have at this place, and what is not of the kind that belongs there."""
+    if isinstance(target, str) and target in _named().get(at, ()):
+        return
+    base, packages = next((kind for place, kind in KINDS.items() if f"{at}.".startswith(f"{place}.")), (None, ()))
+    if base is not None and isinstance(target, str) and re.fullmatch(OPEN, target):
+        try:
+            found = get_object(target)
+        except Exception:  # whatever a module does that cannot be imported
+            found = None
+        # A name may lead elsewhere, through what a module imports: a class says itself where it is from.
+        if isinstance(found, type) and issubclass(found, base) and found.__module__.startswith(packages):
+            return
+    raise UserError(f"{path} asks for {target}, which builds no network at {at}: it is not loaded.")
+
+
+@cache
+def _named() -> dict[str, frozenset[str]]:
+    """What conf/ names, by where in a configuration."""
+    found: dict[str, set[str]] = {}
+
+    def walk(node: Any, at: str) -> None:
+        if isinstance(node, dict):
+            if "_target_" in node:
+                found.setdefault(at, set()).add(node["_target_"])
+            for name, part in node.items():
+                walk(part, f"{at}.{name}")
+
+    for file in CONF.rglob("*.yaml"):
+        text = file.read_text()
+        content = yaml.safe_load(text) or {}
+        group = file.relative_to(CONF).parent.as_posix()
+        for at, part in content.items() if "@package _global_" in text or group == "." else ((group, content),):
+            walk(part, at)
+    return {at: frozenset(names) for at, names in found.items()}

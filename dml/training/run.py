@@ -1,0 +1,130 @@
+"""One run, from its folder to its report: fit, evaluate, resume."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+from dml.configuration.components import make
+from dml.errors import UserError, enough_memory, no_permission, no_room
+from dml.files import load_checkpoint
+from dml.reporting.table import print_table
+from dml.runs.folder import RunFolder
+from dml.runs.log import FolderLogger, logged
+from dml.training.build import Parts, build
+from dml.training.callbacks.order import callbacks_of
+from dml.training.gradient import check_batches
+from dml.training.loggers import shareable
+from dml.training.trainer import refused, trainer_of
+
+log = logging.getLogger("dml")
+
+# Which devices there are, tips and adverts: not what a user waits for.
+logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
+
+
+@enough_memory()
+def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
+    """Trains, evaluates and reports; goes on where a killed run of the same configuration stopped, and where a
+    shorter one ended.
+
+    Args:
+        config: composed.
+        overrides: of the command line, kept in the folder.
+
+    Returns:
+        The content of `metrics.json`, on rank 0; nothing on the others.
+
+    Raises:
+        UserError: a mistake in the configuration or the data, found before anything is written; a loss that became
+            NaN or infinite, or that nothing can be learned from.
+    """
+    folder = RunFolder.of(config, overrides)
+    folder.check(config)
+    if folder.finished(config):
+        return _finished(folder)
+    parts, trainer = prepare(config, folder)
+    with folder.locked():
+        if _first():  # another process may have been at work here in the meantime
+            folder.check(config)
+            if folder.finished(config):
+                return _finished(folder)
+        with logged(folder.path):
+            folder.open(config, overrides)
+            _train(config, overrides, folder, parts, trainer)
+    return _close(folder) if trainer.is_global_zero else {}
+
+
+def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
+    """Raises what stopped the training, a mistake or a full disk as UserError."""
+    try:
+        folder.note_start(config, overrides, trainer.world_size)
+        fit(config, folder, parts, trainer)
+        if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
+            raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")
+    except BaseException as error:
+        go_on = f"the same options with paths.output_dir={folder.path} go on"
+        if no_room(error):  # not even for a line in run.log
+            raise UserError(f"There is no room left in {folder.path}: make some, then {go_on}.") from error
+        log.error("%s: %s", type(error).__name__, error)
+        if (file := no_permission(error)) is not None:
+            raise UserError(f"{file} cannot be read or written: see to its permissions, then {go_on}.") from error
+        if isinstance(error, UserError) and not trainer.is_global_zero:  # the first rank may never learn of it
+            print(f"dml: rank {trainer.global_rank}: {error}", file=sys.stderr)
+        if not isinstance(error, UserError) and trainer.is_global_zero:
+            print(f"\nStopped: {go_on}.", file=sys.stderr)
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1
+            raise KeyboardInterrupt from None
+        raise
+
+
+def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
+    """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
+    parts = build(config)
+    check_batches(config, parts.method, parts.data)
+    return parts, trainer_of(config, parts.method, callbacks_of(config, folder, parts))
+
+
+def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
+    """Trains from the last checkpoint on, with all loggers. Raises UserError where Lightning refuses an option."""
+    trainer.loggers = [FolderLogger(folder.path), *(make(one) for one in config.logger.values())]
+    for logger in trainer.loggers:
+        logger.log_hyperparams(shareable(config))
+    try:
+        with folder.inherited(), warnings.catch_warnings():
+            # Frozen batch norm is in eval mode, and means to be.
+            warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+            trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
+    except MisconfigurationException as error:
+        raise refused(error) from error
+    finally:
+        _finish_loggers()
+
+
+def _finish_loggers() -> None:
+    """Without finish() the next run of this process would go on in this one's W&B run."""
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+
+
+def _first() -> bool:
+    return not getattr(rank_zero_only, "rank", 0)
+
+
+def _finished(folder: RunFolder) -> dict[str, float]:
+    if not _first():
+        return {}
+    print(f"{folder.path} holds this run already, finished: nothing was trained.")
+    return _close(folder)
+
+
+def _close(folder: RunFolder) -> dict[str, float]:
+    metrics = folder.metrics()
+    print_table(metrics)
+    print(f"Report: {folder.path / 'report.html'}")
+    return metrics

@@ -1,0 +1,111 @@
+"""Lightning's trainer for a run: which of its options there are, how many processes, what the bar shows."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import DictConfig
+from pytorch_lightning.callbacks import Callback, TQDMProgressBar
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dml import process as launch
+from dml.errors import UserError
+from dml.files import WholeCheckpoints
+from dml.methods.base import Method
+
+OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm")
+
+
+def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
+    """The trainer of a run. Raises UserError where Lightning refuses an option, or we do."""
+    options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
+    options |= _as_started(config.trainer.strategy)
+    try:
+        trainer = pl.Trainer(
+            **options,
+            logger=False,
+            log_every_n_steps=1,  # Lightning logs nothing of ours; larger, it warns of short epochs
+            callbacks=[*callbacks, *([Bar(refresh_rate=10)] if options.get("enable_progress_bar", True) else [])],
+            plugins=[WholeCheckpoints(), *_environment()],
+            max_epochs=-1,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            limit_val_batches=0,  # callbacks evaluate
+            enable_model_summary=False,
+        )
+    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+        raise refused(error) from error
+    if trainer.world_size > 1 and _learns_statistics(method):
+        on_cpu = trainer.strategy.root_device.type == "cpu"
+        if on_cpu or not config.trainer.sync_batchnorm:
+            raise UserError(
+                "Each of several devices would see its own part of the batch in batch norm: "
+                + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
+                + "freeze its statistics with backbone.freeze=bn_statistics."
+            )
+        # Not Lightning's option: it does so for a single device too, on which torch cannot run it but on a GPU.
+        nn.SyncBatchNorm.convert_sync_batchnorm(method)
+    return trainer
+
+
+def refused(error: Exception) -> UserError:
+    """What Lightning said of its options, in one sentence."""
+    return UserError(f"Lightning refuses the options under 'trainer': {' '.join(str(error).split())}")
+
+
+def _learns_statistics(method: Method) -> bool:
+    """Whether batch norm sees the batch, so that it has to be the whole one."""
+    return any(isinstance(part, _BatchNorm) and part.training for part in method.train().modules())
+
+
+def _as_started(strategy: str) -> dict[str, Any]:
+    """How many processes torchrun or srun started, which need not be said again."""
+    devices, nodes = 1, 1
+    if TorchElasticEnvironment.detect():
+        devices, nodes = launch.of_torchrun()
+    elif SLURMEnvironment.detect():
+        devices, nodes = launch.of_slurm()
+    if devices * nodes == 1:
+        return {}
+    return {"devices": devices, "num_nodes": nodes, "strategy": "ddp" if strategy == "auto" else strategy}
+
+
+def _environment() -> list[ClusterEnvironment]:
+    """A single task of SLURM starts its ranks itself; of several none puts the job into the queue again by itself."""
+    if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
+        return []
+    return [LightningEnvironment() if launch.processes() == 1 else SLURMEnvironment(auto_requeue=False)]
+
+
+class Bar(TQDMProgressBar):
+    """Lightning's, but that a run is counted in steps, those before a resume left out of its speed."""
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        super().on_train_start(trainer)
+        bar = self.train_progress_bar
+        bar.set_description("training", refresh=False)
+        bar.total, bar.initial, bar.n = trainer.max_steps, trainer.global_step, trainer.global_step
+        bar.start_t = bar.last_print_t = time.time()
+        bar.refresh()
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Nothing: an epoch is the whole run, or one batch again and again."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        step = trainer.global_step
+        if self.is_enabled and (step % self.refresh_rate == 0 or step == trainer.max_steps):
+            self.train_progress_bar.set_postfix(self.get_metrics(trainer, module), refresh=False)
+            self.train_progress_bar.update(step - self.train_progress_bar.n)
+            self.train_progress_bar.refresh()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        """Nothing: see above."""
