@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from dml.configuration.composition import composed
 from dml.configuration.options import check
-from dml.methods.base import Method
+from dml.methods.base import Method, Output
 from dml.training.build import build_method
 
 # Small enough for seconds, large enough that every part has something to do.
@@ -32,7 +32,19 @@ TINY = [
     "trainer.num_workers=0",
     "trainer.log_every=1",
     "trainer.accelerator=cpu",
+    "report=false",  # its pictures take longer than the training
 ]
+
+
+def objective_of(method: Method, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The terms of a batch whose embeddings `[B,L,d]` are given."""
+    return method.objective(Output(embeddings), {"label": labels, "index": torch.arange(len(labels))})
+
+
+def loss_of(method: Method, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What is minimised on a batch."""
+    terms = method.compute_terms({"image": images, "label": labels, "index": torch.arange(len(labels))})
+    return torch.stack(list(terms.values())).sum()
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tm
     kinds = {kind for kind in values(workspace, "viewType") if isinstance(kind, str)}
     assert {"Run History Line Plot", "Bar Chart", "Scatter Plot", "Run Comparer", "Media Browser"} <= kinds
     shown = set(re.findall(r'[":]((?:test|learners|train|model|run)/[\w@/]+)"', done.stdout))
-    options = [*TINY, "method=abe", "trainer.max_steps=2"]
+    options = [*TINY, "method=abe", "trainer.max_steps=2", "report=true"]
     config = configure(*options)
     logged = set(run(config, options))
     for record in read_metrics(tmp_path / "run" / "metrics.jsonl"):

@@ -15,6 +15,7 @@ from dml.files import read_yaml
 from dml.launch.sweep import Sweep
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, read_metrics
+from dml.training import run as training
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -57,15 +58,13 @@ def test_a_run_that_is_refused_has_written_nothing(configure: Configure, tmp_pat
 def test_what_another_process_did_meanwhile_is_seen(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dml.train
-
     def prepare(config: DictConfig, folder: RunFolder) -> Any:
         prepared = before(config, folder)
         begin(configure, "lr=0.25")
         return prepared
 
-    before = dml.train.prepare
-    monkeypatch.setattr(dml.train, "prepare", prepare)
+    before = training.prepare
+    monkeypatch.setattr(training, "prepare", prepare)
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.25, is 0.5"):
         run(configure(*SHORT, "lr=0.5"), [])
     assert RunFolder(tmp_path / "run").config().lr == 0.25  # type: ignore[union-attr]

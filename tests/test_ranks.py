@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from dml.training.course import Course
+from pytorch_lightning.callbacks import Callback
 
 from dml.configuration.composition import CONF, composed
 from dml.distributed import gather_rows
@@ -18,6 +18,9 @@ from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.runs.folder import RunFolder
 from dml.training.build import build
+from dml.training.callbacks.checkpoints import Checkpoints
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.steps import MethodStep, StepSeed, Timing
 from dml.training.trainer import trainer_of
 from tests.conftest import TINY
 
@@ -29,22 +32,14 @@ SOME = [(method, LOSSES[i % len(LOSSES)]) for i, method in enumerate(METHODS)]
 STEPS = 5
 
 
-class Steps(Course):
-    """The course of a run without its evaluations: what every step minimised."""
+class Losses(Callback):
+    """What every step minimised."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.losses: list[float] = []
+    def __init__(self) -> None:
+        self.values: list[float] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *arguments: Any) -> None:
-        self.losses.append(float(module.terms["train/loss"]))
-        super().on_train_batch_end(trainer, module, *arguments)
-
-    def _evaluate(self, trainer: pl.Trainer, part: Any) -> Any:
-        return {f"{part}/{self.parts.protocol.criterion}": 0.0}, None
-
-    def _report(self, *_: Any) -> None:
-        pass
+        self.values.append(float(module.terms["train/loss"]))
 
 
 def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
@@ -57,14 +52,16 @@ def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
     config = composed(*options)
     run_folder = RunFolder(Path(config.paths.output_dir))
     parts = build(config)
-    course = Steps(config, run_folder, parts)
-    trainer = trainer_of(config, course)
+    course, timing, losses = Course(config, every=STEPS), Timing(), Losses()
+    # A run without its evaluations.
+    own = [MethodStep(course, timing), Checkpoints(course, timing, run_folder)]
+    trainer = trainer_of(config, parts.method, [course, losses, StepSeed(config.seed), *own])
     run_folder.open(config, options)
     trainer.fit(parts.method, datamodule=parts.data)
     state = {name: value for name, value in parts.method.state_dict().items() if isinstance(value, torch.Tensor)}
     if "dces" in (saved := torch.load(run_folder.last, weights_only=True)):
         state |= {f"dces/{name}": value for name, value in saved["dces"].items() if isinstance(value, torch.Tensor)}
-    return {"losses": course.losses, "state": {name: value.clone() for name, value in state.items()}}
+    return {"losses": losses.values, "state": {name: value.clone() for name, value in state.items()}}
 
 
 def _train_as_a_rank(cases: list[tuple[str, str]], folder: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import pytorch_lightning as pl
@@ -21,7 +22,10 @@ from dml.evaluation.metrics import evaluate
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training.build import build, build_method
-from dml.training.course import Course
+from dml.training.callbacks.best import BestCheckpoint
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.evaluation import Evaluation
+from dml.training.callbacks.steps import Timing
 from dml.training.rebuild import load
 from dml.training.run import run
 from tests.conftest import TINY
@@ -76,7 +80,7 @@ def test_every_head_trains(configure: Configure, head: str) -> None:
 
 @pytest.mark.parametrize("method", sampled("method", "abe", "dces", "deml", "diablo", "gsp"))
 def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
-    assert tiny_run(configure, f"method={method}", "trainer.max_steps=2")["run/steps"] == 2
+    assert tiny_run(configure, f"method={method}", "trainer.max_steps=2", "report=true")["run/steps"] == 2
     attentive = method in ("abe", "mheads_att", "diablo", "deml")
     assert (tmp_path / "run" / "figures" / "attention.png").exists() == attentive
 
@@ -107,7 +111,7 @@ def test_every_experiment_composes(configure: Configure, overlay: str) -> None:
 def abe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of ABE-4 in a process of its own, as a user starts it."""
     folder = tmp_path_factory.mktemp("abe") / "run"
-    options = [*TINY, "method=abe", "protocol.ks=[1,2,4,8,1000]", f"paths.output_dir={folder}"]
+    options = [*TINY, "method=abe", "protocol.ks=[1,2,4,8,1000]", "report=true", f"paths.output_dir={folder}"]
     done = subprocess.run([sys.executable, "-m", "dml.run", *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"Report: {folder}/report.html" in done.stdout.replace("\n", "")
@@ -184,7 +188,7 @@ def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
 def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path: Path) -> None:
     """Each figure again from the checkpoints, by another way; no test image before the end."""
     options = [*TINY, "protocol=random_class_split", "protocol.split=1", "protocol.every=2", "lr=0.01"]
-    options += ["method=abe", "protocol.clustering=false", "dataset.classes=40"]
+    options += ["method=abe", "protocol.clustering=false", "dataset.classes=40", "report=true"]
     metrics = run(configure(*options), options)
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     validation = {r["step"]: r["validation/recall@1"] for r in records if "validation/recall@1" in r}
@@ -213,18 +217,18 @@ def test_a_best_checkpoint_younger_than_the_last_one(configure: Configure, tmp_p
     metrics = run(configure(*options), options)
     folder = RunFolder(tmp_path / "run")
     config = configure(*options)
-    course = Course(config, folder, build(config))
-    course.load_state_dict({"untrained": {}, "best": {"validation/recall@1": 0.0}, "best_step": 0, "seconds": 1.0})
-    course._take_up_the_best()
-    assert course.state["best_step"] == torch.load(folder.best("validation"), weights_only=True)["global_step"] > 0
-    assert course.state["best"]["validation/recall@1"] == metrics["best_on_validation/recall@1"]
-    assert course.state["seconds"] == 1.0
+    course, parts = Course(config, every=1), build(config)
+    best = BestCheckpoint(course, Evaluation(course, Timing(), parts), folder, parts.protocol)
+    best.load_state_dict({"metrics": {"validation/recall@1": 0.0}, "step": 0, "before_the_end": None})
+    best.on_train_start(cast(pl.Trainer, SimpleNamespace(global_step=1)), parts.method)
+    assert best.step == torch.load(folder.best("validation"), weights_only=True)["global_step"] > 0
+    assert best.metrics["validation/recall@1"] == metrics["best_on_validation/recall@1"]
 
 
 def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tiny_run(configure, "logger=tensorboard", "trainer.max_steps=2")
+    tiny_run(configure, "logger=tensorboard", "trainer.max_steps=2", "report=true")
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert "test/recall@1" in events.Tags()["scalars"]

@@ -38,7 +38,7 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
     return figure
 
 
-def negative_distances(within: Tensor, between: Tensor) -> Figure:
+def distance_histograms(within: Tensor, between: Tensor) -> Figure:
     """Distances `[P]`, `[Q]` of negative pairs within a cluster and between clusters (DCES Fig. 8)."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()

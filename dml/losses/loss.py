@@ -38,8 +38,8 @@ class Loss(nn.Module):
         self.memory_from, self.batches = memory_from, 0  # so many seen while it is not used yet
         self.takes = inspect.signature(loss.forward).parameters.keys() - {"embeddings", "labels"}
 
-    def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> dict[str, Tensor]:
-        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> named scalars, whose sum is minimised.
+    def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> Tensor | dict[str, Tensor]:
+        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> a scalar, or named ones whose sum is minimised.
 
         Args:
             auxiliary: what a step knows besides, a row an image: `norms [N]` of the outputs before they were scaled,
@@ -63,8 +63,8 @@ class Loss(nn.Module):
         wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
             mined = () if self.miner is None else (self.miner(embeddings, labels),)
-            value = loss(embeddings, labels, *mined, **wanted)
-        return value if isinstance(value, dict) else {"metric": value}
+            value: Tensor | dict[str, Tensor] = loss(embeddings, labels, *mined, **wanted)
+        return value
 
     # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
     # overwrite the wrong entries without it.

@@ -202,8 +202,8 @@ class Method(LightningModule):
         """The terms of the i-th loss on a part of the output, as `Output.learner` and `Output.ensemble` give it."""
         embeddings, norms = part
         known = {"norms": norms, "index": batch["index"], **output.auxiliary}
-        terms: dict[str, Tensor] = self.losses[i](embeddings, batch["label"], **known)
-        return terms
+        value = self.losses[i](embeddings, batch["label"], **known)
+        return value if isinstance(value, dict) else {"metric": value}
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the objective on this rank's part of a batch, `image [b,3,H,W]`, `label [b]`, `index [b]`.

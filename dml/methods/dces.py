@@ -18,7 +18,7 @@ from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
 from dml.figures.course import clusters_over_steps
-from dml.figures.embeddings import negative_distances as draw_negative_distances
+from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
@@ -352,7 +352,7 @@ class DCES(Method):
                     "negatives",
                     "Distances of negative pairs of training images at the last clustering, within a cluster and "
                     "between clusters",
-                    draw_negative_distances(*self.negatives),
+                    distance_histograms(*self.negatives),
                 )
             )
         return drawn

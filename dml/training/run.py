@@ -126,5 +126,6 @@ def _finished(folder: RunFolder) -> dict[str, float]:
 def _close(folder: RunFolder) -> dict[str, float]:
     metrics = folder.metrics()
     print_table(metrics)
-    print(f"Report: {folder.path / 'report.html'}")
+    report = folder.path / "report.html"
+    print(f"Report: {report}" if report.exists() else f"Run: {folder.path}")
     return metrics

@@ -16,7 +16,8 @@ from dml.data.fingerprint import difference, fingerprint, places
 from dml.data.folder import folder
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.training.run import Course, run
+from dml.training.callbacks.report import Report
+from dml.training.run import run
 from tests.conftest import TINY
 from tests.runs import photographs
 
@@ -99,7 +100,7 @@ def test_a_run_does_not_go_on_with_other_data(
         raise KeyError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Course, "_report", stop)
+        patch.setattr(Report, "_write", stop)
         with pytest.raises(KeyError):
             run(configure(*options), [])
     saved = (tmp_path / "run" / "checkpoints" / "last.ckpt").read_bytes()

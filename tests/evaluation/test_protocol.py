@@ -178,18 +178,18 @@ def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.Monk
     class Killed(Exception):
         pass
 
-    from dml.training.course import Course
+    from dml.training.callbacks.report import Report
 
-    whole = Course._test_the_best
+    whole = Report._test_the_best
 
-    def killed(self: Course, trainer: object) -> None:
+    def killed(self: Report, trainer: object) -> None:
         raise Killed
 
     elsewhere = f"paths.output_dir={tmp_path / 'killed'}"
-    monkeypatch.setattr(Course, "_test_the_best", killed)
+    monkeypatch.setattr(Report, "_test_the_best", killed)
     with pytest.raises(Killed):
         run(configure(*options, elsewhere), options)
-    monkeypatch.setattr(Course, "_test_the_best", whole)
+    monkeypatch.setattr(Report, "_test_the_best", whole)
     resumed = run(configure(*options, elsewhere), options)
     for name in ("run/steps", "best_on_validation/step", "test/map@r", "last/map@r"):
         assert resumed[name] == figures[name]

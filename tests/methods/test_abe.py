@@ -10,6 +10,7 @@ from dml.errors import UserError
 from dml.methods.abe import ABE, MHeads, MTails
 from dml.methods.base import Method
 from dml.training.complexity import complexity
+from tests.conftest import loss_of, objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
@@ -67,7 +68,7 @@ def test_stacked_learners_are_looped_learners(method_of: MethodOf, name: str) ->
     """Values and gradients, in double precision, batch norm frozen."""
     method = method_of(f"method={name}", "method.M=3", FROZEN).double()
     images = method.normalize(torch.rand(4, 3, 32, 32, dtype=torch.float64))
-    outputs = [method.learners(images), definition(method, images)]
+    outputs = [method.learners(images).raw, definition(method, images)]
     torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-12)
     weights = torch.randn_like(outputs[0])
     parameters = [p for p in method.parameters() if p.requires_grad]
@@ -114,7 +115,7 @@ def distance_between_learners(method: Method) -> float:
     optimizer = method.configure_optimizers()
     for _ in range(5):
         optimizer.zero_grad()
-        sum(method.objective(method.embed(images), labels).values()).backward()  # type: ignore[union-attr]
+        loss_of(method, images, labels).backward()
         optimizer.step()
     first, second = method.embed(images).unbind(1)
     return float((first - second).detach().norm(dim=-1).mean())
@@ -130,7 +131,7 @@ def test_equal_tails_would_stay_equal(method_of: MethodOf) -> None:
 def test_the_divergence_loss_is_an_option_of_each(method_of: MethodOf, name: str, weight: float) -> None:
     method = method_of(f"method={name}", "method.M=2", f"method.lambda_div={weight}", "method.margin_div=3")
     embeddings = method.embed(torch.rand(4, 3, 32, 32))
-    terms = method.objective(embeddings, torch.tensor([0, 0, 1, 1]))
+    terms = objective_of(method, embeddings, torch.tensor([0, 0, 1, 1]))
     assert set(terms) == ({"metric", "divergence"} if weight else {"metric"})
     if weight:
         squared = [(e[p] - e[q]).square().sum() for e in embeddings for p, q in ((0, 1), (1, 0))]

@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from dml.data.samplers import Clusters
 from dml.errors import UserError
+from dml.evaluation import evaluator
 from dml.evaluation.clustering import kmeans
-from dml.methods.base import Method
-from dml.methods.dces import DCES, match_clusters, negative_distances
+from dml.methods.base import Batch, Method, Output
+from dml.methods.dces import DCES, Schedule, match_clusters, negative_distances
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
-from dml.training import course
 from dml.training import run as train
 from dml.training.rebuild import load
-from tests.conftest import TINY
+from tests.conftest import TINY, objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,12 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = [*TINY, "method=dces", "method.K=2", "method.T=1", "protocol.every=100", "protocol.clustering=false"]
 SMALL += ["trainer.max_steps=14", "method.full_embedding_from=0.7", "method.finetune_from=0.85"]  # steps 10 and 12
 Configure = Callable[..., DictConfig]
-
-
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take longer than these trainings."""
-    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
 
 
 class Watch(Callback):
@@ -151,15 +145,14 @@ def test_learners_are_slices_of_one_linear_layer(method_of: Callable[..., Method
     for part, weight, bias in zip(four.slices, layer.weight.chunk(4), layer.bias.chunk(4), strict=True):  # type: ignore[arg-type]
         part.load_state_dict({"weight": weight, "bias": bias})
     images = torch.rand(3, 3, 32, 32)
-    whole = one.learners(one.normalize(images))[:, 0]
-    torch.testing.assert_close(four.learners(four.normalize(images)).flatten(1), whole)
+    whole = one.learners(one.normalize(images)).raw[:, 0]
+    torch.testing.assert_close(four.learners(four.normalize(images)).raw.flatten(1), whole)
     sizes = [
         sum(p.numel() for p in m.parameters()) - sum(p.numel() for p in m.losses.parameters()) for m in (one, four)
     ]
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.usefixtures("no_report")
 def test_one_learner_is_the_baseline_step_for_step(configure: Configure, tmp_path: Path) -> None:
     places = {name: f"paths.output_dir={tmp_path / name}" for name in ("baseline", "dces")}
     adam = ["method.optimizer._target_=torch.optim.Adam", "method.optimizer.weight_decay=0"]
@@ -181,7 +174,6 @@ def test_one_learner_is_the_baseline_step_for_step(configure: Configure, tmp_pat
 # An iteration.
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("optimizer", ["torch.optim.Adam", "torch.optim.AdamW"])
 def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Configure, optimizer: str) -> None:
     """Gradients of the other slices are zero, and momentum and decay move nothing of them either."""
@@ -210,7 +202,6 @@ def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Conf
     assert watch.rates == [pytest.approx(1e-3)] * 12 + [pytest.approx(5e-4)] * 2
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("loss", ["triplet", "proxy_nca sampler=uniform", "multi_similarity", "xbm"])
 def test_any_loss_trains_learners_and_the_merged_embedding(configure: Configure, loss: str) -> None:
     watch = Watch()
@@ -245,14 +236,14 @@ def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Met
     method = method_of("method=dces", "method.K=4", "loss=abe_contrastive")
     embeddings = F.normalize(torch.randn(6, 4, 6), dim=-1)
     labels = torch.arange(6) // 2
-    value = method.objective(embeddings, labels)["metric"]
+    method.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # type: ignore[assignment]
+    value = objective_of(method, embeddings, labels)["metric"]
     torch.testing.assert_close(value, method.losses[4](F.normalize(embeddings.flatten(1)), labels))
 
 
 # Clustering.
 
 
-@pytest.mark.usefixtures("no_report")
 def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """What K-means is given is the concatenated embedding of the training images, without augmentation."""
     given: list[np.ndarray] = []
@@ -265,7 +256,7 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
     config = configure(*SMALL, "trainer.max_steps=4", "method.finetune_from=1", "method.full_embedding_from=1")
     parts, trainer = train.prepare(config, folder := RunFolder(Path(config.paths.output_dir)))
     parts.method.eval()
-    images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
+    images = parts.data.test_images(parts.split.train)
     with torch.inference_mode():
         expected = parts.method.embed(images).flatten(1)
     parts.method.train()
@@ -275,7 +266,6 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
     torch.testing.assert_close(torch.as_tensor(given[0]), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_released_space_is_that_of_normalised_features(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +274,7 @@ def test_the_released_space_is_that_of_normalised_features(
     config = configure(*SMALL, "trainer.max_steps=2", "method.space=features", "method.match=none")
     fit(config)
     parts, _ = train.prepare(config, RunFolder(Path("unused")))
-    images = torch.stack([parts.data.test_image(row) for row in parts.split.train])
+    images = parts.data.test_images(parts.split.train)
     start = parts.method.eval()
     with torch.inference_mode():
         features = start.backbone(start.normalize(images)).mean((2, 3))  # type: ignore[union-attr, operator]
@@ -292,7 +282,6 @@ def test_the_released_space_is_that_of_normalised_features(
     assert features.shape[1] != config.head.dim
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_running_assignments_take_what_training_saw_last(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -300,17 +289,17 @@ def test_running_assignments_take_what_training_saw_last(
     """K-means is given the embeddings that training made, of the pass before step 0 where it has not seen an image."""
     passes: list[str] = []
     last: dict[int, np.ndarray] = {}
-    embed_rows, objective = course.embed_rows, DCES.objective
+    embed_rows, objective = evaluator.embed_rows, DCES.objective
 
     def count(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments[2])
         return embed_rows(*arguments, **options)
 
-    def spy(self: DCES, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        assert self.batch_at is not None
-        for at, embedding in zip(self.batch_at, embeddings.detach().flatten(1).float().numpy(), strict=True):
+    def spy(self: DCES, output: Output, batch: Batch) -> dict[str, torch.Tensor]:
+        places = np.searchsorted(self.rows, batch["index"].numpy())
+        for at, embedding in zip(places, output.embeddings.detach().flatten(1).float().numpy(), strict=True):
             last[int(at)] = embedding.copy()
-        return objective(self, embeddings, labels)
+        return objective(self, output, batch)
 
     def record(points: np.ndarray, k: int, *, seed: int) -> np.ndarray:
         for at, embedding in last.items():
@@ -328,7 +317,6 @@ def test_running_assignments_take_what_training_saw_last(
     assert 0 == seen[0] < 30 < seen[1] <= seen[2] < 72
 
 
-@pytest.mark.usefixtures("no_report")
 def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """K-means numbers the same clusters differently each time."""
     halves = np.arange(72) // 36
@@ -341,7 +329,6 @@ def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, mo
         assert np.array_equal(watch.clusters[4], halves) == kept
 
 
-@pytest.mark.usefixtures("no_report")
 def test_where_kmeans_finds_the_classes_the_clusters_before_stay(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -386,7 +373,6 @@ def test_groupings_of_table_6(configure: Configure) -> None:
     assert one != other
 
 
-@pytest.mark.usefixtures("no_report")
 def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: Configure) -> None:
     watch = Watch()
     method, folder = fit(configure(*SMALL, "method.split_embedding=false"), watch)
@@ -399,7 +385,7 @@ def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: C
 
 
 def test_what_is_logged_and_drawn(configure: Configure) -> None:
-    method, folder = fit(configure(*SMALL))
+    method, folder = fit(configure(*SMALL, "report=true"))
     grouped = [record for record in read_metrics(folder / "metrics.jsonl") if "clusters/0/images" in record]
     assert [record["step"] for record in grouped] == [0, 4, 8]
     for record in grouped:
@@ -420,7 +406,6 @@ def test_what_is_logged_and_drawn(configure: Configure) -> None:
 # Going on, and mistakes.
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     "options",
     [
@@ -503,13 +488,12 @@ def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest
 
 def test_fine_tuning_alone(configure: Configure) -> None:
     """Both shares 0: the slices are trained together from the start, on all images, and nothing is clustered."""
-    method, folder = fit(configure(*SMALL, "method.full_embedding_from=0", "method.finetune_from=0"))
+    method, folder = fit(configure(*SMALL, "method.full_embedding_from=0", "method.finetune_from=0", "report=true"))
     assert method.clusters is None
     assert isinstance(method.sampler, Clusters)
     assert (folder / "report.html").exists()
 
 
-@pytest.mark.usefixtures("no_report")
 def test_overfitting_sees_the_same_batches_of_the_same_learners(configure: Configure) -> None:
     """Six batches, a period of four, and 14 steps."""
     watch = Watch()

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from omegaconf import DictConfig
 from torch.nn import functional as F
 
+from dml.data.datamodule import DataModule
 from dml.errors import UserError
 from dml.evaluation.evaluator import embed
 from dml.evaluation.metrics import evaluate
@@ -20,7 +21,7 @@ from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training.rebuild import load
 from dml.training.run import prepare, run
-from tests.conftest import TINY
+from tests.conftest import TINY, objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
@@ -43,7 +44,7 @@ def test_learners_are_those_of_the_scales_in_turn(method_of: MethodOf) -> None:
     images = torch.rand(2, 3, 32, 32)
     images[0, :, 4:16, 10:22] += 2
     seen, rows = method.normalize(images), []
-    regions = method.regions(seen)
+    regions = method.walk(seen)[1]
     assert len(regions) == 2
     for i, scale in enumerate(method.scales):
         maps = scale.F(seen)
@@ -52,7 +53,7 @@ def test_learners_are_those_of_the_scales_in_turn(method_of: MethodOf) -> None:
             seen = crop_and_zoom(seen, regions[i].boxes)
     torch.testing.assert_close(method.embed(images), F.normalize(torch.stack(rows, 1), dim=-1), rtol=1e-4, atol=1e-5)
     assert {id(p) for p in method.scales[0].parameters()}.isdisjoint(id(p) for p in method.scales[1].parameters())
-    assert method.scales_of_learners == 3
+    assert method.groups() == {f"scales/{i}": slice(2 * i, 2 * i + 2) for i in range(3)}
 
 
 def test_scales_start_from_the_same_trunk(method_of: MethodOf) -> None:
@@ -65,7 +66,7 @@ def test_object_attention_looks_at_the_layers_asked_for(method_of: MethodOf) -> 
     assert deml(method_of).scales[0].layers == ("block2", "block4")
     assert deml(method_of, "backbone=googlenet_v1", "image_size=64").scales[0].layers == ("inception4e", "inception5b")
     chosen = deml(method_of, "method.object_layers=[block3]").eval()
-    assert len(chosen.regions(torch.rand(2, 3, 32, 32))) == 1
+    assert len(chosen.walk(torch.rand(2, 3, 32, 32))[1]) == 1
 
 
 def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(method_of: MethodOf) -> None:
@@ -98,7 +99,7 @@ def test_the_game_has_no_term_without_an_opponent(method_of: MethodOf) -> None:
     labels = torch.arange(6) // 2
     for options in (["method.J=1"], ["method.adversary=none"]):
         method = deml(method_of, *options)
-        terms = method.objective(F.normalize(torch.randn(6, 2 * method.J, 3), dim=-1), labels)
+        terms = objective_of(method, torch.randn(6, 2 * method.J, 3), labels)
         assert set(terms) == {"metric"}
         assert len(method.adversaries) == 0
 
@@ -107,7 +108,7 @@ def test_metric_is_the_mean_over_learners(method_of: MethodOf) -> None:
     method = deml(method_of, "method.adversary=none")
     embeddings, labels = F.normalize(torch.randn(6, 8, 3), dim=-1), torch.arange(6) // 2
     apart = [functional.binomial_deviance(embeddings[:, i], labels, 2.0, 0.5, 35.0) for i in range(8)]
-    torch.testing.assert_close(method.objective(embeddings, labels)["metric"], torch.stack(apart).mean())
+    torch.testing.assert_close(objective_of(method, embeddings, labels)["metric"], torch.stack(apart).mean())
 
 
 def test_discrepancy_is_equation_4() -> None:
@@ -128,7 +129,7 @@ def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) 
     labels = torch.arange(4) // 2
 
     def played() -> torch.Tensor:
-        return method.objective(embeddings, labels)["adversary"]
+        return objective_of(method, embeddings, labels)["adversary"]
 
     method.zero_grad()
     value = played()
@@ -194,7 +195,7 @@ def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
     for n in range(5):
         for a, b in ((0, 1), (2, 3)):
             by_hand += 2 * max(0.0, 2 - float((embeddings[n, a] - embeddings[n, b]).square().sum())) / 5
-    assert method.objective(embeddings, labels)["hinge"].item() == pytest.approx(0.2 * by_hand, rel=1e-5)
+    assert objective_of(method, embeddings, labels)["hinge"].item() == pytest.approx(0.2 * by_hand, rel=1e-5)
 
 
 def test_activation_decay_is_equation_6() -> None:
@@ -210,7 +211,7 @@ def test_activation_decay_is_equation_6() -> None:
 
 def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[..., DictConfig]) -> None:
     options = ["method=deml", "method.I=2", "method.J=2", "trainer.max_steps=6", "protocol.every=6"]
-    config = configure(*TINY, *options, "protocol.seen=true")
+    config = configure(*TINY, *options, "protocol.seen=true", "report=true")
     metrics = run(config, [])
     method, data = (
         load(f"{config.paths.output_dir}/checkpoints/last.ckpt"),
@@ -258,12 +259,18 @@ def test_a_width_for_the_adversary_is_no_trouble_where_none_plays(method_of: Met
 def test_half_precision_and_checkpointing(
     configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     few = ["method=deml", "method.J=2", "trainer.max_steps=2", "protocol.clustering=false", "method.activation_decay=0"]
     metrics = run(configure(*TINY, *few, *options), [])
     assert metrics["run/steps"] == 2
 
 
-def test_no_pictures_of_channel_attention_where_there_is_none(method_of: MethodOf) -> None:
-    assert deml(method_of, "method.channel_attention=false").attention(torch.rand(1, 3, 32, 32)) is None
+def test_no_pictures_of_what_there_is_not(method_of: MethodOf) -> None:
+    def plots(*options: str) -> list[str]:
+        method = deml(method_of, *options).eval()
+        with torch.inference_mode():
+            return [plot.name for plot in method.plots(torch.rand(1, 3, 32, 32), cast(DataModule, None), [])]
+
+    assert plots() == ["regions", "attention"]
+    assert plots("method.channel_attention=false") == ["regions"]
+    assert plots("method.I=1") == ["attention"]
     assert deml(method_of).attention(torch.rand(1, 3, 32, 32)).shape == (1, 4, 32, 8, 8)

@@ -17,6 +17,7 @@ from dml.methods.base import Method
 from dml.methods.diablo import DIABLO
 from dml.models.attention import Dictionary, select
 from dml.training.complexity import complexity
+from tests.conftest import objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
@@ -83,8 +84,7 @@ def test_a_location_without_features_is_assigned_evenly(dtype: torch.dtype) -> N
 @pytest.mark.parametrize(("selection", "attention"), KINDS)
 def test_weights_sum_to_one_over_the_dictionary(method_of: MethodOf, selection: str, attention: str) -> None:
     options = [f"method.selection={selection}", f"method.attention={attention}", "method.N=6"]
-    weights = diablo(method_of, *options).eval().attention(torch.rand(2, 3, 32, 32))
-    assert weights is not None
+    weights = (method := diablo(method_of, *options).eval()).weights(method.F(torch.rand(2, 3, 32, 32)))
     cells = 8 if attention == "pre" else 4
     channels = 1 if selection == "feature" else 32 if attention == "pre" else 128
     assert weights.shape == (2, 6, channels, cells, cells)
@@ -105,7 +105,7 @@ def test_the_architecture_a_branch_at_a_time(method_of: MethodOf, selection: str
         branch = method.psi(weights[:, n] * features) if attention == "pre" else weights[:, n] * method.psi(features)
         projection = method.heads[n].projection  # type: ignore[union-attr]
         looped.append(branch.mean((2, 3)) @ projection.weight.T + projection.bias)  # type: ignore[union-attr, operator]
-    outputs = [method.learners(images), torch.stack(looped, dim=1)]
+    outputs = [method.learners(images).raw, torch.stack(looped, dim=1)]
     torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-12)
     factor = torch.randn_like(outputs[0])
     parameters = list(method.parameters())
@@ -144,9 +144,9 @@ def test_the_loss_sees_the_concatenation_of_unit_norm(method_of: MethodOf) -> No
     method = diablo(method_of)
     seen: list[Tensor] = []
     method.losses = torch.nn.ModuleList([torch.nn.Identity()])
-    method.losses[0].forward = lambda e, labels: seen.append(e) or e.sum()  # type: ignore[func-returns-value, method-assign]
+    method.losses[0].forward = lambda e, labels, **_: seen.append(e) or e.sum()  # type: ignore[func-returns-value, method-assign]
     embeddings = method.embed(torch.rand(2, 3, 32, 32))
-    assert set(method.objective(embeddings, torch.tensor([0, 1]))) == {"metric"}
+    assert set(objective_of(method, embeddings, torch.tensor([0, 1]))) == {"metric"}
     torch.testing.assert_close(seen[0], embeddings.flatten(1) / 2)
     torch.testing.assert_close(seen[0].norm(dim=1), torch.ones(2))
 

@@ -19,7 +19,7 @@ from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
 from dml.training.rebuild import load
-from tests.conftest import TINY
+from tests.conftest import TINY, loss_of, objective_of
 
 Configure = Callable[..., DictConfig]
 SMALL = [*TINY, "method=gsp", "head.m=6", "protocol.every=100", "protocol.clustering=false"]
@@ -39,8 +39,7 @@ def test_it_is_algorithm_2(then: str) -> None:
     with torch.no_grad():
         pool.prototypes[0] *= 3  # one longer than 1, and one shorter
         pool.prototypes[1] *= 0.5
-    pool.keeps_attributes = True
-    pooled, attributes = pool(maps()), pool.attributes
+    pooled, attributes = pool.pooled_by_prototypes(maps())
     assert attributes is not None
     for image, found, shares in zip(maps(), pooled, attributes, strict=True):
         cells = image.flatten(1).T
@@ -121,11 +120,10 @@ def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     pool = GeneralizedSumPool(4, m=5, mu=0.3, init="kcenter", init_steps=4).train()
     parameter, batches = pool.prototypes, torch.randn(6, 8, 4, 3, 3)
-    pool.keeps_attributes = True
     for step, batch in enumerate(batches):
-        pooled = pool(batch)
+        pooled, attributes = pool.pooled_by_prototypes(batch)
         averaged = torch.allclose(pooled, batch.mean((2, 3)))
-        assert averaged == (pool.attributes is None) == (step < 4)
+        assert averaged == (attributes is None) == (step < 4)
         pool.eval()(batch + 1)  # evaluations are not remembered
         pool.train()
     assert pool.prototypes is parameter
@@ -139,7 +137,6 @@ def test_the_optimizer_moves_prototypes(
 ) -> None:
     """In a training; and a checkpoint brings back whether there are any."""
     monkeypatch.setattr("dml.models.gsp.SEEDS", 32)
-    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     seen: list[Tensor] = []
     step = GSP.training_step
 
@@ -169,15 +166,13 @@ def test_the_objective_is_the_mixture(method_of: Callable[..., Method]) -> None:
     assert isinstance(method, GSP)
     assert method.zero_shot is not None
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
-    embeddings = method.embed(images)
-    attributes = method.head.pooling.attributes
-    assert attributes is not None
+    output = method.learners(method.normalized(images))
+    attributes = output.auxiliary["attributes"]
     torch.manual_seed(3)
-    terms = method.objective(embeddings, labels)
+    terms = method.objective(output, {"label": labels, "index": labels})
     torch.manual_seed(3)
     torch.testing.assert_close(terms["zero_shot"], 0.3 * method.zero_shot(attributes, labels))
-    assert method.head.pooling.attributes is None  # its graph is not kept
-    torch.testing.assert_close(terms["metric"], 0.7 * method.losses[0](embeddings[:, 0], labels))
+    torch.testing.assert_close(terms["metric"], 0.7 * method.losses[0](output.embeddings[:, 0], labels))
 
 
 def test_without_choice_and_zero_shot_it_is_the_baseline(method_of: Callable[..., Method]) -> None:
@@ -189,7 +184,7 @@ def test_without_choice_and_zero_shot_it_is_the_baseline(method_of: Callable[...
     values = []
     for method in (gsp, baseline):
         embeddings = method.train().embed(images)
-        terms = method.objective(embeddings, labels)
+        terms = objective_of(method, embeddings, labels)
         assert set(terms) == {"metric"}
         terms["metric"].backward()
         values.append([embeddings, terms["metric"], next(method.backbone.parameters()).grad])  # type: ignore[union-attr, operator]
@@ -201,7 +196,7 @@ def test_every_method_takes_the_head(method_of: Callable[..., Method], name: str
     method = method_of(f"method={name}", "head=gsp", "head.m=4")
     embeddings = method.embed(torch.rand(10, 3, 32, 32))
     assert embeddings.shape[1] * embeddings.shape[2] == 24
-    sum(method.objective(embeddings, torch.arange(5).repeat(2)).values()).backward()  # type: ignore[union-attr]
+    loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
     pools = [module for module in method.modules() if isinstance(module, GeneralizedSumPool)]
     assert pools
     assert all(pool.prototypes.grad is not None for pool in pools)
@@ -210,7 +205,7 @@ def test_every_method_takes_the_head(method_of: Callable[..., Method], name: str
 def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None:
     """A run with its pictures; stopped half-way, it ends the same."""
     options = [*SMALL, "trainer.halve_lr_after=1", "method.warm_up=0.5", "loss=proxy_nca", "head.then=max"]
-    options += ["trainer.max_steps=18", "trainer.checkpoint_every=6", "lr=1e-6"]  # a plateau
+    options += ["trainer.max_steps=18", "trainer.checkpoint_every=6", "lr=1e-6", "report=true"]  # a plateau
     whole = train.run(configure(*options), options)
     for name in ("weights", "prototypes"):
         assert (tmp_path / "run" / "figures" / f"{name}.png").stat().st_size > 5000
@@ -276,13 +271,11 @@ def test_every_parameter_takes_part_while_prototypes_are_awaited(method_of: Call
     for options in (["head.init=kcenter"], ["head.mu=1"]):
         for more in (["method=gsp"], ["method=gsp", "method.lambda_zs=0"], ["method=baseline", "head=gsp"]):
             method = method_of(*more, *options, "loss=contrastive")
-            terms = method.objective(method.embed(torch.rand(10, 3, 32, 32)), torch.arange(5).repeat(2))
-            sum(terms.values()).backward()  # type: ignore[union-attr]
+            loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
             assert all(p.grad is not None for p in method.parameters())
 
 
 def test_half_precision_throughout(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dml.training.course.write_report", lambda *_: {})
     options = [*SMALL, "trainer.precision=bf16-true", "trainer.max_steps=2"]
     train.run(configure(*options), options)
 
@@ -299,7 +292,7 @@ def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytes
     for step, rests in ((0, True), (2, True), (3, False)):
         monkeypatch.setattr(GSP, "global_step", step)
         method.zero_grad()
-        sum(method.objective(method.embed(torch.rand(10, 3, 32, 32)), torch.arange(5).repeat(2)).values()).backward()  # type: ignore[union-attr]
+        loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
         method.on_after_backward()
         assert all((p.grad is None) == rests for p in method.backbone.parameters())  # type: ignore[union-attr, operator]
         assert all(p.grad is not None for p in method.head.parameters())  # type: ignore[union-attr, operator]

@@ -8,8 +8,9 @@ import torch
 
 from dml.configuration.composition import CONF
 from dml.errors import UserError
-from dml.methods.base import Method, NonFiniteLoss
+from dml.methods.base import Batch, Method, NonFiniteLoss, Output
 from dml.training.complexity import complexity
+from tests.conftest import loss_of
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 MethodOf = Callable[..., Method]
@@ -28,8 +29,7 @@ def test_embeds_learners_of_unit_norm(method_of: MethodOf, name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_parameter_is_in_one_group_and_gets_a_gradient(method_of: MethodOf, name: str) -> None:
     method = method_of(f"method={name}", "loss=proxy_anchor")
-    embeddings = method.embed(torch.rand(10, 3, 32, 32))
-    sum(method.objective(embeddings, torch.arange(5).repeat(2)).values()).backward()  # type: ignore[union-attr]
+    loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
     grouped = [p for group in method.configure_optimizers().param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(map(id, method.parameters()))
     assert [n for n, p in method.named_parameters() if p.grad is None] == []
@@ -51,7 +51,7 @@ def test_loss_parameters_move(method_of: MethodOf) -> None:
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
     for _ in range(3):
         optimizer.zero_grad()
-        sum(method.objective(method.embed(images), labels).values()).backward()  # type: ignore[union-attr]
+        loss_of(method, images, labels).backward()
         optimizer.step()
     assert (beta != before).any()
 
@@ -96,21 +96,24 @@ def test_complexity_counts_multiply_adds(method_of: MethodOf) -> None:
 def test_the_objective_is_computed_in_float32_under_mixed_precision(method_of: MethodOf) -> None:
     method = method_of("method=abe")
     seen: list[torch.dtype] = []
+    batch = {"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0]), "index": torch.tensor([0, 1])}
 
-    def objective(embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        seen.extend([embeddings.dtype, (embeddings[:, 0] @ embeddings[:, 0].T).dtype])
-        return {"metric": embeddings.sum()}
+    def objective(output: Output, batch: Batch) -> dict[str, torch.Tensor]:
+        first = output.embeddings[:, 0]
+        seen.extend([output.raw.dtype, (first @ first.T).dtype])
+        return {"metric": first.sum()}
 
     method.objective = objective  # type: ignore[method-assign]
     method.log = lambda *_, **__: None  # type: ignore[method-assign]  # there is no trainer
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        method.training_step({"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0])}, 0)
+        method.training_step(batch, 0)
     assert seen == [torch.float32, torch.float32]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_names_its_term_and_step(method_of: MethodOf, bad: float) -> None:
     method = method_of("method=abe")
+    batch = {"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0]), "index": torch.tensor([0, 1])}
     method.objective = lambda *_: {"metric": torch.tensor(1.0), "divergence": torch.tensor(bad)}  # type: ignore[method-assign]
     with pytest.raises(NonFiniteLoss, match=r"'divergence' became (nan|inf) at step 1"):
-        method.training_step({"image": torch.rand(2, 3, 32, 32), "label": torch.tensor([0, 0])}, 0)
+        method.training_step(batch, 0)

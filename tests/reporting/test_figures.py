@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
 from dml.figures import course, embeddings, galleries, maps, style, summaries
-from dml.methods.base import Groups
 from dml.models.attention import crop_and_zoom
 from dml.reporting.table import print_table
 
@@ -102,9 +101,9 @@ def test_curves_on_validation_classes() -> None:
 
 def test_attention_is_drawn_as_it_is() -> None:
     """The mean over channels, then the channel on which learners differ; all within one range."""
-    maps = torch.full((2, 3, 4, 5, 6), 0.5)
-    maps[:, :, 2] = torch.tensor([0.1, 0.5, 0.9])[:, None, None]
-    drawn = maps.attention_maps(torch.rand(2, 3, 20, 24), maps, channels=1)
+    weights = torch.full((2, 3, 4, 5, 6), 0.5)
+    weights[:, :, 2] = torch.tensor([0.1, 0.5, 0.9])[:, None, None]
+    drawn = maps.attention_maps(torch.rand(2, 3, 20, 24), weights, channels=1)
     grid = np.array(drawn.axes).reshape(4, 4)  # two images x (mean, channel), the image and three learners
     assert [axes.get_title() for axes in grid[0]] == ["", "learner 0", "learner 1", "learner 2"]
     assert grid[0, 0].get_ylabel() == "mean\n0.40 to 0.60"
@@ -165,22 +164,22 @@ def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
 
 
 def test_negative_distances_names_means() -> None:
-    (axes,) = embeddings.negative_distances(torch.tensor([0.5, 0.7]), torch.tensor([1.0, 1.2, 1.4])).axes
+    (axes,) = embeddings.distance_histograms(torch.tensor([0.5, 0.7]), torch.tensor([1.0, 1.2, 1.4])).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["within a cluster, mean 0.600", "between clusters, mean 1.200"]
-    (axes,) = embeddings.negative_distances(torch.tensor([]), torch.tensor([1.0])).axes
+    (axes,) = embeddings.distance_histograms(torch.tensor([]), torch.tensor([1.0])).axes
     assert len(axes.get_legend().get_texts()) == 1
 
 
 def test_cluster_images_are_of_the_cluster() -> None:
     opened: list[int] = []
-    groups = Groups(np.array([0, 2, 0, 2, 0]), learners=4, negatives=None)
+    clusters = np.array([0, 2, 0, 2, 0])
 
     def open_image(row: int) -> Image.Image:
         opened.append(row)
         return Image.new("RGB", (10, 10), "red")
 
-    sheet = galleries.cluster_images(groups, np.array([10, 11, 12, 13, 14]), open_image, count=2)
+    sheet = galleries.cluster_images(clusters, 4, np.array([10, 11, 12, 13, 14]), open_image, count=2)
     assert len(set(opened[:2]) & {10, 12, 14}) == 2
     assert set(opened[2:]) == {11, 13}
     assert sheet.size == (2 * 80, 4 * (20 + 72 + 4))  # a row of learners without images too
