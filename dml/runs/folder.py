@@ -21,6 +21,7 @@ from dml.runs.provenance import add_start, hardware
 ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
+FORMAT = 2  # of what callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
 
@@ -242,13 +243,19 @@ class RunFolder:
         report is written before it.
 
         Raises:
-            UserError: no checkpoint can be read, or the figures of the end are gone.
+            UserError: no checkpoint can be read, it is to be trained on and of another version, or the figures of the end
+                are gone.
         """
         path = self.checkpoint()
         if path is None:
             return False
         saved = load_checkpoint(path)
         if not saved["finished"] or _is_more(config.trainer.max_steps, saved["config"]["trainer"].get("max_steps")):
+            if saved.get("format") != FORMAT:
+                raise UserError(
+                    f"{path} was written by another version of dml: it can be embedded with, searched with and "
+                    f"exported, but not trained on. Train anew in another folder, {ELSEWHERE}."
+                )
             return False
         try:
             self.metrics()

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback
 
 from dml.process import Signals
+from dml.runs.folder import FORMAT
 from dml.runs.log import FolderLogger
 
 log = logging.getLogger("dml")
@@ -39,6 +40,7 @@ class Course(Callback):
         return self.told or self.evaluates(step) or step % self.checkpoint_every == 0
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["format"] = FORMAT
         checkpoint["config"] = self.config
         checkpoint["finished"] = self.is_last(trainer.global_step)
 
