@@ -243,8 +243,8 @@ class RunFolder:
         report is written before it.
 
         Raises:
-            UserError: no checkpoint can be read, it is to be trained on and of another version, or the figures of the end
-                are gone.
+            UserError: no checkpoint can be read, one that is to be trained on is of another version, or the figures of
+                the end are gone.
         """
         path = self.checkpoint()
         if path is None:
