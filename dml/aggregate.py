@@ -3,20 +3,21 @@
 Embeddings of one training stand alone (separated), or those of one training a fold stand side by side (concatenated).
 """
 
-import argparse
 from pathlib import Path
 
-from dml.analysis.mlrc import write_aggregate
+from dml.configuration.defaults import SUMMARY
+from dml.launch.arguments import Arguments
 from dml.launch.entry import ending
-from dml.reporting.summary import OUT
 
 
 @ending()
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dml.aggregate", description=__doc__)
+    parser = Arguments(prog="python -m dml.aggregate", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
-    parser.add_argument("-o", "--out", type=Path, default=OUT, metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
     options = parser.parse_args()
+    from dml.analysis.mlrc import write_aggregate
+
     write_aggregate(options.folders, options.out)
 
 

@@ -6,22 +6,24 @@ of several runs, of seeds or folds, stands for their mean on each query; that ot
 the intervals.
 """
 
-import argparse
 from pathlib import Path
 
-from dml.analysis.comparison import DRAWS, compare
+from dml.configuration.defaults import DRAWS
+from dml.launch.arguments import Arguments
 from dml.launch.entry import ending
 
 
 @ending()
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m dml.compare", description=__doc__)
+    parser = Arguments(prog="python -m dml.compare", description=__doc__)
     parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run, or of several")
     parser.add_argument("b", type=Path, metavar="RUN_B")
-    parser.add_argument("--draws", type=int, default=DRAWS, help=f"of the bootstrap (default: {DRAWS})")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--out", type=Path, help="default: compared_with_<RUN_A> in RUN_B")
     options = parser.parse_args()
+    from dml.analysis.comparison import compare
+
     out = options.out or options.b / f"compared_with_{options.a.resolve().name}"
     compare(options.a, options.b, out, options.draws, options.seed)
 

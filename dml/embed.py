@@ -5,24 +5,23 @@ learners side by side; `paths [N]`, in the same order; `weights`, a digest of wh
 all that; and with --learners `learners [N,L,d]`, each of unit norm.
 """
 
-import argparse
 from pathlib import Path
 
-from dml.inference.embedding import embedding_options, write_embeddings
+from dml.launch.arguments import Arguments, embedding_options
 from dml.launch.entry import ending
 
 
 @ending()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m dml.embed", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Arguments(prog="python -m dml.embed", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="files, or folders of them")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="for example vectors.npz")
     parser.add_argument("--learners", action="store_true", help="write the learners one by one too")
     embedding_options(parser)
     options = parser.parse_args()
+    from dml.inference.embedding import write_embeddings
+
     write_embeddings(
         options.run,
         options.images,

@@ -38,6 +38,10 @@ class UserError(ValueError):
     """
 
 
+class Unfaithful(Exception):
+    """What was exported does not compute what the run does: a sentence, and exit code 1."""
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what led to it, each once: `raise ... from None` can lead in a circle."""
     seen: set[int] = set()

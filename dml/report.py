@@ -5,23 +5,23 @@ Runs that differ in their seed, split, fold or repetition alone are one row: mea
 summary.html, .md, .csv, .tex and .json, and figures/, go to the folder of -o; none of the runs is written to.
 """
 
-import argparse
 from pathlib import Path
 
+from dml.configuration.defaults import SUMMARY
+from dml.launch.arguments import Arguments
 from dml.launch.entry import ending
-from dml.reporting.summary import OUT, write_summary
 
 
 @ending()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m dml.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Arguments(prog="python -m dml.report", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
-    parser.add_argument("-o", "--out", type=Path, default=OUT, metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
     parser.add_argument("--metric", default="test/recall@1", help="drawn over what was swept (default: %(default)s)")
     parser.add_argument("--over", help="the only swept option to draw it over, for example method.M")
     options = parser.parse_args()
+    from dml.reporting.summary import write_summary
+
     write_summary(options.folders, options.out, options.metric, options.over)
 
 

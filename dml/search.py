@@ -6,19 +6,15 @@ again. Similarities are cosines of whole embeddings. FOLDER gets vectors.npz, in
 programs, and results.html.
 """
 
-import argparse
 from pathlib import Path
 
-from dml.inference.embedding import embedding_options
-from dml.inference.search import search
+from dml.launch.arguments import Arguments, embedding_options
 from dml.launch.entry import ending
 
 
 @ending()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m dml.search", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Arguments(prog="python -m dml.search", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("gallery", type=Path, metavar="GALLERY", help="images, vectors.npz or the FOLDER of a search")
     parser.add_argument("queries", nargs="+", type=Path, metavar="QUERY", help="images, or folders of them")
@@ -28,6 +24,8 @@ def main() -> None:
     )
     embedding_options(parser)
     options = parser.parse_args()
+    from dml.inference.search import search
+
     search(
         options.run,
         options.gallery,

@@ -7,11 +7,10 @@ import pytest
 from omegaconf import DictConfig
 
 from dml.configuration.composition import CONF
-from dml.describe import _task
 from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training.complexity import complexity
-from dml.training.description import describe
+from dml.training.description import describe, print_description
 
 MethodOf = Callable[..., Method]
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -20,7 +19,7 @@ METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
     """ABE-8 512 of Table 1, and a data set that is not there."""
     options = ["method=abe", "method.M=8", "head.dim=512", "backbone=googlenet_v1", "image_size=224"]
-    _task(configure(*options, "dataset=folder", "loss=proxy_anchor"))
+    print_description(configure(*options, "dataset=folder", "loss=proxy_anchor"))
     printed = capsys.readouterr().out
     total = json.loads(printed.strip().splitlines()[-1])
     assert (total["learners"], total["dim"]) == (8, 512)
@@ -35,16 +34,16 @@ def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pyt
 )
 def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        _task(configure(option))
+        print_description(configure(option))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_parts_are_the_whole(method_of: MethodOf, name: str) -> None:
+def test_the_pieces_are_the_whole(method_of: MethodOf, name: str) -> None:
     method = method_of(f"method={name}", "loss=proxy_anchor")
-    parts, total = describe(method, 32)
+    pieces, total = describe(method, 32)
     assert {"params": total["params"], "flops": total["flops"]} == complexity(method, 32)
-    assert sum(part.params for part in parts) == total["params"]
-    assert sum(part.flops for part in parts) == total["flops"]
+    assert sum(piece.params for piece in pieces) == total["params"]
+    assert sum(piece.flops for piece in pieces) == total["flops"]
     assert total["dim"] == 24
-    assert parts[0].shape[-3:] == (16, 16, 16)
+    assert pieces[0].shape[-3:] == (16, 16, 16)
     assert method.training

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from dml.errors import UserError, stop
+from dml.launch.run import _check_folder_is_named
 from dml.process import check_environment, of_slurm
-from dml.run import _check_folder_is_named
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare, run
 from dml.training.trainer import Bar

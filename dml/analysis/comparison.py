@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import bootstrap
 
+from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
 from dml.errors import UserError
 from dml.figures import summaries
@@ -25,7 +26,6 @@ from dml.runs.scores import QUERIES, Queries, read_queries
 
 LEVEL = 0.95
 
-DRAWS = 10_000
 
 Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
 

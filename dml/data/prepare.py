@@ -15,7 +15,6 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.configuration.composition import composed
-from dml.data.preparation import prepare
 from dml.errors import UserError
 from dml.launch.entry import ending, hydra_sentence
 
@@ -28,9 +27,10 @@ def main() -> None:
         raise SystemExit(0 if typed else 2)
     sources = [one for a in typed if a.startswith("source=") for one in a.removeprefix("source=").split(",") if one]
     overrides = [a for a in typed if not a.startswith("source=")]
+    from dml.data.preparation import prepare
+
     try:
-        config = composed(*overrides)
-        prepare(config, sources)
+        prepare(composed(*overrides), sources)
     except (HydraException, OmegaConfBaseException) as mistake:
         raise UserError(hydra_sentence(mistake)) from mistake
 

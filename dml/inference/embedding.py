@@ -3,7 +3,6 @@
 N images, L learners, d width of one learner, D = L*d.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
+from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
@@ -27,10 +27,6 @@ from dml.methods.base import Method
 from dml.runs.folder import RunFolder
 from dml.runs.reading import check, reading
 from dml.training.rebuild import rebuild
-
-CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
-
-BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,12 @@ class Trained:
 
 
 def embed_images(
-    run: Path, files: Sequence[Path], *, checkpoint: str = "last", batch_size: int = BATCH, device: str = "auto"
+    run: Path,
+    files: Sequence[Path],
+    *,
+    checkpoint: str = "last",
+    batch_size: int = EMBEDDED_AT_ONCE,
+    device: str = "auto",
 ) -> np.ndarray:
     """Images as the run's own evaluation sees and embeds them.
 
@@ -113,7 +114,9 @@ def embed_images(
     return embed(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
 
 
-def embed(trained: Trained, files: Sequence[Path], *, batch_size: int = BATCH, skip: bool = False) -> Embedded:
+def embed(
+    trained: Trained, files: Sequence[Path], *, batch_size: int = EMBEDDED_AT_ONCE, skip: bool = False
+) -> Embedded:
     """As `embed_images`, of a run that is loaded; shows a progress bar.
 
     Args:
@@ -235,14 +238,6 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def embedding_options(parser: argparse.ArgumentParser) -> None:
-    """Which weights embed images, where, and how many at a time: `--checkpoint`, `--device`, `--batch-size`."""
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=BATCH, help="images at a time (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="auto", help="default: %(default)s")
-    parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
-
-
 def report_skipped(found: Embedded) -> None:
     """Says which images were left out, if any."""
     if found.unreadable:
@@ -255,7 +250,7 @@ def write_embeddings(
     out: Path,
     *,
     checkpoint: str = "last",
-    batch_size: int = BATCH,
+    batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     learners: bool = False,
     skip: bool = False,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
-from dml.errors import UserError
+from dml.errors import Unfaithful, UserError
 from dml.files import beside, replace_file
 from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
@@ -36,10 +36,6 @@ TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "embeddings"
 
 Run = Callable[[Tensor], Tensor]
-
-
-class Unfaithful(Exception):
-    """What was exported does not compute what the run does."""
 
 
 class Embedding(nn.Module):

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Count, check_value
 from dml.data.images import decode, quiet
 from dml.errors import UserError
 from dml.files import beside, replace_file
-from dml.inference.embedding import BATCH, Trained, embed, image_files, report_skipped, shown
+from dml.inference.embedding import Trained, embed, image_files, report_skipped, shown
 from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
 from dml.reporting.page import render
 
@@ -93,7 +94,7 @@ def search(
     *,
     k: int = 10,
     checkpoint: str = "last",
-    batch_size: int = BATCH,
+    batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     skip: bool = False,
 ) -> list[Found]:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dml.configuration.composition import CONF
-from dml.errors import CTRL_C, INTERRUPTED, UNREAD, Interrupted, UserError, stop
+from dml.errors import CTRL_C, INTERRUPTED, UNREAD, Interrupted, Unfaithful, UserError, stop
 from dml.process import end_with_parent, no_more, stop_when_told, wait_for_the_first_rank
 
 
@@ -37,6 +37,9 @@ def ending(files: bool = True) -> Iterator[None]:
                 sys.stdout.flush()  # here, where a pipe that nobody reads is told quietly
     except UserError as mistake:
         stop(str(mistake))
+    except Unfaithful as sentence:
+        print(f"dml: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
     except (ConfigCompositionException, OverrideParseException) as mistake:
         stop(hydra_sentence(mistake))
     except Interrupted as told:

@@ -7,7 +7,9 @@ import json
 import warnings
 from typing import Any
 
-from dml.errors import stop
+import wandb
+
+from dml.errors import UserError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
@@ -15,7 +17,7 @@ with warnings.catch_warnings():
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws
     except ImportError:
-        stop("wandb-workspaces is missing: pip install 'dml[dashboard]'.")
+        raise UserError("wandb-workspaces is missing: pip install 'dml[dashboard]'.") from None
 
 STEP = "trainer/global_step"
 
@@ -127,3 +129,28 @@ def definition(made: ws.Workspace) -> dict[str, Any]:
     """What is sent to W&B."""
     content: dict[str, Any] = json.loads(made._to_model().model_dump_json(by_alias=True))
     return content
+
+
+def send(project: str, entity: str | None, name: str, only_print: bool = False) -> None:
+    """The command: makes the workspace and prints its address; without a key, or where asked, its definition.
+
+    Args:
+        entity: user or team; None: whose key it is.
+
+    Raises:
+        UserError: a name that is empty or that W&B does not take, or a service that does not answer.
+    """
+    for option, value in (("project", project), ("name", name)):
+        if not value.strip():
+            raise UserError(f"--{option} is empty: name one.")
+    if wrong := set(project) & set("/\\#?%:"):
+        raise UserError(f"--project {project} holds {' '.join(sorted(wrong))}, which W&B takes in no project.")
+    try:
+        if only_print or not wandb.login(prompt=False):
+            print(json.dumps(definition(workspace(project, entity or "entity", name)), indent=1))
+            return
+        saved = workspace(project, entity or str(wandb.Api().default_entity), name).save()
+    except Exception as error:  # of whatever layer of theirs could not reach the service
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"W&B did not take the workspace ({said}): --print shows what would be sent.") from error
+    print(saved.url)

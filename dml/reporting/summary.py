@@ -41,8 +41,6 @@ COLUMNS = {
 
 NEEDED = ("test/recall@1", "model/params", "model/flops")  # of every run
 
-OUT = Path("runs/summary")
-
 PRINTED = ("test/recall@1", "learners/mean/recall@1", "learners/self_cosine")  # what 80 columns have room for
 
 

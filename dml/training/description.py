@@ -1,20 +1,29 @@
-"""The parts of a model: what each is made of, and what an image costs there.
+"""The pieces of a model: what each is made of, and what an image costs there.
 
 One flop is one multiply-add, of one image.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+import torch
+from omegaconf import DictConfig
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import nn
 
-    from dml.methods.base import Method
+from dml.configuration.options import check
+from dml.methods.base import Method
+from dml.models.backbones.stages import Stages
+from dml.training.build import build_method
+from dml.training.complexity import complexity, counted
 
 
 @dataclass
-class Part:
+class Piece:
     """A stage, head or layer: its parameters, and what one image meets there."""
 
     name: str
@@ -23,37 +32,58 @@ class Part:
     shape: tuple[int, ...] = ()
 
 
-def describe(method: "Method", image_size: int) -> tuple[list[Part], dict[str, int]]:
-    """The parts of a method in the order in which an image first meets them, and its totals.
+def print_description(config: DictConfig) -> None:
+    """The command: a table of the pieces, a sentence, and the totals as one line of JSON. `config` is changed.
+
+    Raises:
+        UserError: a mistake in the options; those of the data are not looked at.
+    """
+    check(config, without=("dataset", "download"))
+    config.backbone.weights = "none"  # sizes do not depend on them
+    config.runtime.train_classes = 2  # known with the data; proxies are not counted
+    method = build_method(config)
+    pieces, total = describe(method, config.image_size)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    for title in ("output", "parameters", "flops"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for piece in pieces:
+        table.add_row(piece.name, " x ".join(map(str, piece.shape)), f"{piece.params:,}", f"{piece.flops:,}")
+    Console().print(table)
+    print(
+        f"{type(method).__name__} on {config.image_size} x {config.image_size} pixels: {total['learners']} learners of "
+        f"{total['dim'] // total['learners']}, {total['params'] / 1e7:.2f}e7 parameters, "
+        f"{total['flops'] / 1e9:.2f}e9 flops an image (one multiply-add is one flop)"
+    )
+    print(json.dumps(total))
+
+
+def describe(method: Method, image_size: int) -> tuple[list[Piece], dict[str, int]]:
+    """The pieces of a method in the order in which an image first meets them, and its totals.
 
     Returns:
-        Parts; a part that several learners pass is counted each time in `flops`, once in `params`; its shape begins
+        Pieces; one that several learners pass is counted each time in `flops`, once in `params`; its shape begins
         with how many learners pass it at once where that is more than one. Totals `params`, `flops`
-        (`dml.build.complexity`), `learners` L and `dim` D = L*d.
+        (`dml.training.complexity`), `learners` L and `dim` D = L*d.
     """
-    import torch
-
-    from dml.training.complexity import complexity, counted
-
     total = complexity(method, image_size)
-    parts: list[Part] = []
+    pieces: list[Piece] = []
     with torch.inference_mode(), counted() as counter:
         hooks = []
-        for name, module in _parts(method):
-            hooks += _watch(module, Part(name, sum(p.numel() for p in module.parameters())), parts, counter)
+        for name, module in _modules(method):
+            hooks += _watch(module, Piece(name, sum(p.numel() for p in module.parameters())), pieces, counter)
         training = method.training
         _, learners, width = method.eval().embed(torch.zeros(1, 3, image_size, image_size)).shape
         method.train(training)
     for hook in hooks:
         hook.remove()
-    return parts, total | {"learners": learners, "dim": learners * width}
+    return pieces, total | {"learners": learners, "dim": learners * width}
 
 
-def _parts(method: "Method") -> Iterator[tuple[str, "nn.Module"]]:
+def _modules(method: Method) -> Iterator[tuple[str, nn.Module]]:
     """Stages one by one, and whatever else has parameters."""
-    from dml.models.backbones.stages import Stages
 
-    def walk(name: str, module: "nn.Module") -> Iterator[tuple[str, "nn.Module"]]:
+    def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, Stages):
             yield from ((f"{name}.{stage}", one) for stage, one in module.stages.items())
         elif any(True for _ in module.parameters(recurse=False)) or not any(True for _ in module.children()):
@@ -67,18 +97,18 @@ def _parts(method: "Method") -> Iterator[tuple[str, "nn.Module"]]:
             yield from walk(name, module)
 
 
-def _watch(module: "nn.Module", part: Part, seen: list[Part], counter: Any) -> list[Any]:
-    """Puts `part` among the `seen` when an image enters `module`, and counts what passes."""
+def _watch(module: nn.Module, piece: Piece, seen: list[Piece], counter: Any) -> list[Any]:
+    """Puts `piece` among the `seen` when an image enters `module`, and counts what passes."""
     before = 0
 
     def enter(*_: Any) -> None:
         nonlocal before
         before = counter.get_total_flops()
-        if part not in seen:
-            seen.append(part)
+        if piece not in seen:
+            seen.append(piece)
 
     def leave(_: Any, __: Any, output: Any) -> None:
-        part.flops += (counter.get_total_flops() - before) // 2
-        part.shape = tuple(output.shape) if len(output) > 1 else tuple(output.shape[1:])
+        piece.flops += (counter.get_total_flops() - before) // 2
+        piece.shape = tuple(output.shape) if len(output) > 1 else tuple(output.shape[1:])
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]

@@ -16,7 +16,7 @@ from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.metrics import rank
 from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit
-from dml.run import _task
+from dml.launch.run import task
 from dml.runs.log import read_metrics
 from dml.runs.scores import read_queries
 from dml.training.build import build
@@ -207,10 +207,10 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
 
     seen = []
     fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN, sweeper={})
-    monkeypatch.setattr("dml.run.HydraConfig.get", lambda: fake)
+    monkeypatch.setattr("dml.launch.run.HydraConfig.get", lambda: fake)
     monkeypatch.setattr("dml.training.run.run", lambda config, overrides: seen.append(config.seed) or {})
     for repeat in (0, 2):
-        _task(
+        task(
             configure(
                 *TINY, "protocol=mlrc", "protocol.fold=0", "protocol.repeats=3", f"protocol.repeat={repeat}", "seed=5"
             )
