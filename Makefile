@@ -22,7 +22,7 @@ test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k ab
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
-	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment all --scale smoke
+	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

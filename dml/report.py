@@ -1,5 +1,4 @@
-"""`python -m dml.report FOLDER...`: one table of all finished runs below some folders, what they cost, and a metric
-over each swept number.
+"""`python -m dml.report FOLDER...`: one table of all finished runs below some folders, and plots over what was swept.
 
 Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
 summary.html, .md, .csv, .tex and .json, and figures/, go to the folder of -o; none of the runs is written to.

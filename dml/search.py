@@ -1,5 +1,4 @@
-"""`python -m dml.search RUN GALLERY QUERY... [-k 10] [-o FOLDER]`: the images of a gallery that are nearest to others,
-as a trained run sees them.
+"""`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that a trained run sees nearest to others.
 
 GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of a search before, whose vectors are used
 again. Similarities are cosines of whole embeddings. FOLDER gets vectors.npz, index.faiss, an index of these for other

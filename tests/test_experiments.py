@@ -1,6 +1,7 @@
 """The papers' tables: that their rows are options, and their figures the papers', in a second transcription."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from dml.errors import UserError
 from dml.experiment import main
 from dml.papers.catalogue import FOLDER, Compared, Experiment, Measurement, find, load, names
 from dml.papers.page import comparison, markdown, settings, write_page
-from dml.papers.records import keep, measure, sizes
-from dml.papers.smoke import smoke
+from dml.papers.records import keep, measure, sizes_of
+from dml.papers.smoke import check_rows
 from dml.papers.trainings import commands, finished
 from dml.runs.folder import RunFolder
 
@@ -171,19 +172,19 @@ def test_what_is_measured_is_recorded_and_shown(
 
 
 def test_records_of_rows_that_changed_since_are_no_measurements(little: Experiment, tmp_path: Path) -> None:
-    found = sizes(little)
+    found = sizes_of(little)
     keep(little, found)
     assert load("us/table1").measured == found
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
     changed = load("us/table1")
     assert changed.measured == []
-    (now,) = sizes(changed)
+    (now,) = sizes_of(changed)
     assert now.metrics["model/params"] < found[0].metrics["model/params"]
 
 
 def test_sizes_are_no_repetition(little: Experiment) -> None:
-    (size,) = sizes(little)
+    (size,) = sizes_of(little)
     trained = [replace(size, seed=seed) for seed in (0, 1)]
     (paper,) = settings(replace(little, measured=[size, *trained]))
     assert paper.rows["mine"]["glyphs"]["params"].n == 2
@@ -218,7 +219,7 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
 
 
 def test_sizes_are_recorded_without_training(little: Experiment) -> None:
-    (one,) = sizes(little)
+    (one,) = sizes_of(little)
     assert one.metrics["model/params"] > 1000
     assert one.command.startswith("python -m dml.describe dataset=glyphs")
     content = json.loads(keep(little, [one]).read_text())
@@ -226,24 +227,30 @@ def test_sizes_are_recorded_without_training(little: Experiment) -> None:
 
 
 def test_a_step_of_a_row(little: Experiment) -> None:
-    assert smoke([little], [], processes=1) == {}
+    assert check_rows([little], [], processes=1) == {}
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["abe/table11"], "did you mean abe/table1"),
-        (["nonsense/x"], "there is no experiment 'nonsense/x'"),
-        (["abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
-        (["abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
-        (["abe/table2", "--set", "seed=3"], "--set seed=3 is for --seeds to say"),
-        (["abe/table2", "--set", "paths.data_dir=x"], "--set paths.data_dir=x is for --out to say"),
-        (["abe/table2", "--report", "--out", "/dev/null/x"], "/dev/null/x cannot be written or read (Not a directory)"),
-        (["abe/table2", "--seeds", "-1", "--dry-run"], "--seeds=-1 has to be"),
-        (["abe/table2", "--sizes", "--set", "lr=1"], "leave out --set"),
-        (["abe/table2", "--set", "method=ABE"], "method=ABE is unknown: did you mean abe?"),
-        ([], "name an experiment"),
-        (["abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
+        ([], "the following arguments are required: COMMAND"),
+        (["abe/table1"], "invalid choice: 'abe/table1' (choose from "),
+        (["--list"], "the following arguments are required: COMMAND"),
+        (["run"], "the following arguments are required: NAME"),
+        (["run", "abe/table11"], "did you mean abe/table1"),
+        (["list", "nonsense/x"], "there is no experiment 'nonsense/x'; python -m dml.experiment list shows all"),
+        (["run", "abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
+        (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
+        (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
+        (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is for --seeds to say"),
+        (["record", "abe/table2", "--set", "paths.data_dir=x"], "--set paths.data_dir=x is for --out to say"),
+        (["report", "abe/table2", "--out", "/dev/null/x"], "/dev/null/x cannot be written or read (Not a directory)"),
+        (["run", "abe/table2", "--seeds", "-1", "--dry-run"], "--seeds=-1 has to be"),
+        (["run", "abe/table2", "--dry-run", "--record"], "--record: not allowed with argument --dry-run"),
+        (["record", "abe/table2", "--sizes", "--set", "lr=1"], "leave out --set"),
+        (["run", "abe/table2", "--set", "method=ABE"], "method=ABE is unknown: did you mean abe?"),
+        (["run", "abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
+        (["table", "abe/figure5"], "nothing of abe/figure5 was measured"),
     ],
 )
 def test_mistakes(
@@ -254,7 +261,10 @@ def test_mistakes(
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("dml: ") == 1
+    assert "usage" not in told
 
 
 def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
@@ -262,3 +272,45 @@ def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
     with pytest.raises(UserError, match=r"the row 'theirs' has an unknown R@2"):
         find(["us"])
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["dml.experiment", *words])
+    main()
+
+
+@pytest.mark.usefixtures("little")
+def test_the_subcommands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Listed, the commands of a dry run, sizes recorded, then tabled and reported; nothing is trained."""
+    out = ["--out", str(tmp_path / "out")]
+    command(monkeypatch, "list")
+    assert re.search(r"us/table1 +Little +2 +1 +2 +0\b", capsys.readouterr().out)
+    command(monkeypatch, "run", "us", *out, "--dry-run", "--rows", "mine", "--seeds", "3", "--set", "lr=0.5")
+    printed = capsys.readouterr().out
+    assert printed.startswith("python -m dml.run -m dataset=glyphs ")
+    assert " lr=0.5 'seed=choice(3)' " in printed
+    assert printed.count("\n") == 1
+    command(monkeypatch, "record", "us", *out)
+    assert capsys.readouterr().out == "Nothing of us/table1 is finished: nothing was recorded.\n"
+    command(monkeypatch, "record", "us", "--sizes")
+    assert load("us/table1").measured
+    command(monkeypatch, "table", "us")
+    assert "us/table1: Little\n\n" in capsys.readouterr().out
+    command(monkeypatch, "report", "us", *out)
+    assert "python -m dml.experiment run us/table1" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_what_is_finished_is_recorded(
+    little: Experiment,
+    configure: Callable[..., DictConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Without the data that training would need."""
+    training = little.trainings(seeds=[1])[0]
+    folder = RunFolder(tmp_path / "out" / training.key / "seed=1")
+    folder.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+    folder.write_metrics({"test/recall@1": 0.25, "run/seconds": 1.0})
+    command(monkeypatch, "record", "us", "--out", str(tmp_path / "out"))
+    (one,) = load("us/table1").measured
+    assert (one.seed, one.metrics["test/recall@1"]) == (1, 0.25)

@@ -8,4 +8,8 @@ CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 
 EMBEDDED_AT_ONCE = 64  # images
 
+EXPERIMENTS = Path("runs/experiments")  # the folder of the papers' trainings
+
+LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")  # of Hydra, for sweeps
+
 DRAWS = 10_000  # of a bootstrap

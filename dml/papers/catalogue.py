@@ -217,7 +217,9 @@ def find(wanted: Sequence[str]) -> list[Experiment]:
     for name in wanted or ["all"]:
         mine = [one for one in known if name in ("all", one, one.split("/")[0])]
         if not mine:
-            raise UserError(f"there is no experiment '{name}'{_near(name, known)}; --list shows all.")
+            raise UserError(
+                f"there is no experiment '{name}'{_near(name, known)}; python -m dml.experiment list shows all."
+            )
         found += [one for one in mine if one not in found]
     return [load(name) for name in found]
 

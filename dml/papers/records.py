@@ -11,10 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dml.analysis.comparison import over_classes, paired, runs_of
+from dml.configuration.composition import composed
 from dml.files import beside, replace_file
 from dml.papers.catalogue import Compared, Experiment, Measurement, Training, load
+from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
 from dml.runs.provenance import commit, hardware, starts
+from dml.training.build import build_method
+from dml.training.complexity import complexity
 
 
 def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
@@ -58,13 +63,8 @@ def _drawn(experiment: Experiment) -> list[dict[str, str]]:
     return [one for axis in axes for one in (axis if isinstance(axis, list) else [axis]) if isinstance(one, dict)]
 
 
-def sizes(experiment: Experiment) -> list[Measurement]:
+def sizes_of(experiment: Experiment) -> list[Measurement]:
     """Parameters and flops of the rows whose columns show them: exact, and nothing is trained."""
-
-    from dml.configuration.composition import composed
-    from dml.training.build import build_method
-    from dml.training.complexity import complexity
-
     found = []
     for training in experiment.trainings(seeds=[0]):
         columns = experiment.parts[training.part].columns.values()
@@ -84,8 +84,6 @@ def sizes(experiment: Experiment) -> list[Measurement]:
 
 def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
     """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
-    from dml.analysis.comparison import over_classes, paired, runs_of
-
     folders: dict[tuple[str, str], list[Path]] = {}
     for training in _with_seeds(experiment, changes, out):
         folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
@@ -141,16 +139,14 @@ def _alone(record: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _record(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
-    """What is finished, and a picture of it where that is of a comparison."""
+def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
+    """Keeps what is finished, and a picture of it where that is of a comparison."""
     found = measure(experiment, changes, out)
     if not found:
         print(f"Nothing of {experiment.name} is finished: nothing was recorded.")
         return
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
-        from dml.papers.page import comparison
-
         keep(experiment, [], compare_rows(experiment, changes, out))
         if (picture := comparison(load(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")

@@ -4,16 +4,30 @@ What comes out is no figure; it shows that rows compose, train, and give the fig
 """
 
 import json
+import logging
 import multiprocessing as mp
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from omegaconf import OmegaConf
+from tqdm import tqdm
+
 from dml.analysis.mlrc import FIGURES, KINDS
+from dml.configuration.composition import composed
+from dml.configuration.trainings import pieces, settle
+from dml.data.miniatures import smoke as make_miniatures
 from dml.papers.catalogue import FOLDER, Experiment
+from dml.runs.folder import RunFolder
+from dml.training.build import build, build_method
+from dml.training.callbacks.order import callbacks_of
+from dml.training.run import fit
+from dml.training.trainer import trainer_of
 
 # What belongs to a backbone, and cannot be kept beside another.
 OF_A_BACKBONE = ("backbone", "method.branch=", "method.attention_depth=", "method.object_layers=")
@@ -26,7 +40,7 @@ OF_FOLDS = {f"mlrc/{kind}/{figure}/mean" for kind in KINDS for figure in FIGURES
 Shown = dict[str, set[str]]  # by row, what the paper prints of it
 
 
-def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
+def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
     """Runs each distinct row, several at a time.
 
     Returns:
@@ -47,12 +61,8 @@ def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int
             places.setdefault(training.overrides, []).append(f"{training.experiment}: {row.name}, {training.part}")
             if training.script:
                 scripts[training.overrides] = row.smoke
-    from tqdm import tqdm
-
     with tempfile.TemporaryDirectory() as folder:
-        from dml.data.miniatures import smoke as make
-
-        make(Path(folder) / "data")
+        make_miniatures(Path(folder) / "data")
         jobs = [(options, shown, scripts.get(options), folder) for options, shown in wanted.items()]
         wrong: dict[str, str] = {}
         with mp.get_context("spawn").Pool(processes or os.cpu_count(), _quietly) as pool:
@@ -64,11 +74,6 @@ def smoke(experiments: Sequence[Experiment], rows: Sequence[str], processes: int
 
 
 def _quietly() -> None:
-    import logging
-    import warnings
-
-    import torch
-
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -111,9 +116,6 @@ def _over(experiment: Experiment, part: str) -> set[str]:
 
 def _check_backbone(options: Sequence[str]) -> None:
     """Composes a row as it stands, and builds its model where options name stages of the backbone."""
-    from dml.configuration.composition import composed
-    from dml.training.build import build_method
-
     config = composed(*options)
     if any(option.startswith(OF_A_BACKBONE[1:]) for option in options):
         config.backbone.weights = "none"
@@ -123,16 +125,6 @@ def _check_backbone(options: Sequence[str]) -> None:
 
 def train(options: Sequence[str], folder: Path) -> set[str]:
     """One step and its evaluation, without pictures: which figures `metrics.json` would have."""
-    from omegaconf import OmegaConf
-
-    from dml.configuration.composition import composed
-    from dml.configuration.trainings import pieces, settle
-    from dml.runs.folder import RunFolder
-    from dml.training.build import build
-    from dml.training.callbacks.order import callbacks_of
-    from dml.training.run import fit
-    from dml.training.trainer import trainer_of
-
     small = [option for option in options if not option.startswith(OF_A_BACKBONE)]
     if any("collage" in option.partition("=")[2] for option in options):  # needs the whole of CIFAR-100
         small = [option for option in small if not option.startswith("dataset.")]

@@ -2,14 +2,22 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
+from hydra.errors import HydraException
+from tqdm import tqdm
+
+from dml.configuration.composition import composed
+from dml.configuration.options import check
+from dml.configuration.trainings import pieces
+from dml.data.dataset import open_dataset
 from dml.errors import UserError
 from dml.launch.entry import hydra_sentence
 from dml.papers.catalogue import FOLDER, Training
-
-LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")
+from dml.training.build import build_method
 
 
 def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
@@ -54,11 +62,6 @@ def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
     Raises:
         UserError: options that do not compose.
     """
-    from hydra.errors import HydraException
-
-    from dml.configuration.composition import composed
-    from dml.data.dataset import open_dataset
-
     found: dict[str, list[Training]] = {}
     opened: dict[str, str] = {}
     for training in {one.overrides: one for one in trainings}.values():
@@ -86,16 +89,6 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     Raises:
         UserError: a number of steps or images that is none.
     """
-    import time
-
-    import torch
-    from tqdm import tqdm
-
-    from dml.configuration.composition import composed
-    from dml.configuration.options import check
-    from dml.configuration.trainings import pieces
-    from dml.training.build import build_method
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timed: dict[str, float] = {}
     total = 0.0

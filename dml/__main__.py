@@ -1,0 +1,37 @@
+"""`python -m dml`: the commands, a line each."""
+
+import ast
+import sys
+from pathlib import Path
+
+from dml.errors import UserError
+from dml.launch.entry import ending
+
+
+def commands() -> dict[str, str]:
+    """What each command is for, by its module's name: the first line of the docstring of each that can be started."""
+    package, found = Path(__file__).parent, {}
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text()
+        if path.name != "__main__.py" and '\nif __name__ == "__main__":\n' in text:
+            said = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+            name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+            found[name] = said.rpartition("`: ")[2]
+    return found
+
+
+@ending()
+def main() -> None:
+    found = commands()
+    for word in sys.argv[1:]:
+        if f"dml.{word}" in found:
+            raise UserError(f"'{word}' is a command of its own: python -m dml.{word}.")
+        if word not in ("-h", "--help"):
+            raise UserError(f"there is no command '{word}': python -m dml lists all.")
+    width = max(map(len, found))
+    for name, said in found.items():
+        print(f"python -m {name:{width}}  {said}")
+
+
+if __name__ == "__main__":
+    main()
