@@ -6,14 +6,13 @@ from collections.abc import Callable
 import pytest
 from omegaconf import DictConfig
 
-from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training.complexity import complexity
 from dml.training.description import describe, print_description
+from tests.components import components
 
 MethodOf = Callable[..., Method]
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 
 
 def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +36,7 @@ def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) 
         print_description(configure(option))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", components("method"))
 def test_the_pieces_are_the_whole(method_of: MethodOf, name: str) -> None:
     method = method_of(f"method={name}", "loss=proxy_anchor")
     pieces, total = describe(method, 32)

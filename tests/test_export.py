@@ -14,13 +14,13 @@ from omegaconf import DictConfig
 from scipy import ndimage
 from torch import Tensor
 
-from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.export import main
 from dml.inference import export as exporting
 from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
 from dml.models.attention import _largest_parts, _traced_parts
+from tests.components import but_slow
 from tests.runs import untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +29,7 @@ Configure = Callable[..., DictConfig]
 MethodOf = Callable[..., Method]
 
 SIZE = 16  # pixels; tracing takes as long for larger images, comparing does not
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+SLOW = ("dces", "deml", "diablo", "mheads", "mheads_att", "mtails")  # to export, and made of what others are
 # Less than by default, for every learner and every step of a solver is a part of the graph.
 FEWER = {name: f"method.{letter}=2" for name, letter in {"dces": "K", "deml": "J", "diablo": "N"}.items()}
 FEWER |= dict.fromkeys(("abe", "mheads", "mheads_att", "mtails"), "method.M=2") | {"gsp": "head.iterations=3"}
@@ -50,19 +50,14 @@ def check(run: Callable[[Tensor], Tensor], method: Method) -> None:
     torch.testing.assert_close(run(images[:1]), expected[:1], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in ("abe", "gsp", "baseline") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
-)
+@pytest.mark.parametrize("name", but_slow("method", *SLOW))
 def test_torch_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
     program = traced(Embedding(method_of(*options(name))), SIZE)
     (tmp_path / "model.pt2").write_bytes(as_torch(program))
     check(run_torch(tmp_path / "model.pt2"), method_of(*options(name)))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("abe", "gsp") else pytest.mark.slow) for n in METHODS]
-)
+@pytest.mark.parametrize("name", but_slow("method", "baseline", *SLOW))
 def test_onnx_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
     (tmp_path / "model.onnx").write_bytes(as_onnx(traced(Embedding(method_of(*options(name))), SIZE)))
     check(run_onnx(tmp_path / "model.onnx"), method_of(*options(name)))

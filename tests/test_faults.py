@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from dml.configuration.composition import CONF
 from dml.errors import INTERRUPTED, MISTAKE
 from dml.files import sound
 from dml.runs.log import read_metrics
+from tests.components import components
 from tests.conftest import TINY
 from tests.test_resume import LONGER, kill_after_step, outcome, start
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = components("method")
 TWO = ["trainer=ddp", "trainer.devices=2", "backbone.freeze=bn_statistics", "trainer.num_workers=0"]
 
 

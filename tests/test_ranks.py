@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
-from dml.configuration.composition import CONF, composed
+from dml.configuration.composition import composed
 from dml.distributed import gather_rows
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
@@ -22,9 +22,10 @@ from dml.training.callbacks.checkpoints import Checkpoints
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.steps import MethodStep, StepSeed, Timing
 from dml.training.trainer import trainer_of
+from tests.components import components
 from tests.conftest import TINY
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = components("method")
 LOSSES = ("contrastive", "margin", "proxy_anchor", "xbm")
 ALL = list(itertools.product(METHODS, LOSSES))
 # Every method and every loss once.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import pytorch_lightning as pl
@@ -16,7 +16,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
 from dml.runs.folder import RunFolder
@@ -28,9 +27,17 @@ from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.rebuild import load
 from dml.training.run import run
+from tests.components import but_slow, components
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
+
+# Of a kind with others that are tried, and tested in tests/losses and tests/models.
+SLOW_LOSSES = ("binomial_deviance", "deml_binomial", "multi_similarity", "proxy_anchor", "triplet")
+SLOW_HEADS = (
+    *("avg_max", "cbam", "crow", "delf", "gem", "gemax", "gsop"),
+    *("max", "otp", "smk", "solar", "transformer", "weldon"),
+)
 
 FIXED_NAMES = {
     *(f"test/recall@{k}" for k in (1, 2, 4, 8)),
@@ -42,22 +49,11 @@ FIXED_NAMES = {
 }
 
 
-def choices(group: str) -> list[str]:
-    """The `gsp_` ones take their values from experiments, and are others' otherwise."""
-    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return [name for name in found if not name.startswith("gsp_")]
-
-
-def sampled(group: str, *kept: str) -> list[Any]:
-    """Of parts with tests of their own some by default, and all with -m slow."""
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.slow) for name in choices(group)]
-
-
 def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
     return run(configure(*TINY, *overrides), [*TINY, *overrides])
 
 
-@pytest.mark.parametrize("loss", sampled("loss", "abe_contrastive", "contrastive", "margin", "proxy_nca", "xbm"))
+@pytest.mark.parametrize("loss", but_slow("loss", *SLOW_LOSSES))
 def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> None:
     metrics = tiny_run(configure, f"loss={loss}", "trainer.max_steps=3", "protocol.clustering=false")
     assert metrics["run/steps"] == 3
@@ -73,35 +69,35 @@ def test_every_loss_trains(configure: Configure, tmp_path: Path, loss: str) -> N
         assert not torch.equal(trained[name], before), name
 
 
-@pytest.mark.parametrize("head", sampled("head", "avg", "gsp", "vlad"))
+@pytest.mark.parametrize("head", but_slow("head", *SLOW_HEADS))
 def test_every_head_trains(configure: Configure, head: str) -> None:
     assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
 
 
-@pytest.mark.parametrize("method", sampled("method", "abe", "dces", "deml", "diablo", "gsp"))
+@pytest.mark.parametrize("method", but_slow("method", "baseline", "mheads", "mheads_att", "mtails"))
 def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
     assert tiny_run(configure, f"method={method}", "trainer.max_steps=2", "report=true")["run/steps"] == 2
-    attentive = method in ("abe", "mheads_att", "diablo", "deml")
-    assert (tmp_path / "run" / "figures" / "attention.png").exists() == attentive
+    if method in ("abe", "mheads_att", "diablo", "deml"):
+        assert (tmp_path / "run" / "figures" / "attention.png").exists()
 
 
-@pytest.mark.parametrize("sampler", choices("sampler"))
+@pytest.mark.parametrize("sampler", components("sampler"))
 def test_every_sampler_trains(configure: Configure, sampler: str) -> None:
     assert tiny_run(configure, f"sampler={sampler}", "sampler.batch_size=16", "trainer.max_steps=2")["run/steps"] == 2
 
 
-@pytest.mark.parametrize("transform", choices("transform"))
+@pytest.mark.parametrize("transform", components("transform"))
 def test_every_transform_trains(configure: Configure, transform: str) -> None:
     assert tiny_run(configure, f"transform={transform}", "trainer.max_steps=2")["run/steps"] == 2
 
 
-@pytest.mark.parametrize("overlay", choices("debug"))
+@pytest.mark.parametrize("overlay", components("debug"))
 def test_every_debug_overlay_runs(configure: Configure, overlay: str) -> None:
     steps = "trainer.max_steps=4"
     assert tiny_run(configure, f"debug={overlay}", steps)["run/steps"] == 4
 
 
-@pytest.mark.parametrize("overlay", choices("experiment"))
+@pytest.mark.parametrize("overlay", components("experiment"))
 def test_every_experiment_composes(configure: Configure, overlay: str) -> None:
     config = configure(f"experiment={overlay}", "runtime.embedding_dim=8", "runtime.train_classes=4")
     assert OmegaConf.to_container(config, resolve=True)
@@ -241,7 +237,7 @@ def test_every_precision_trains(configure: Configure, precision: str) -> None:
     assert 0 <= metrics["test/recall@1"] <= 1
 
 
-@pytest.mark.parametrize("loss", sampled("loss", "abe_contrastive", "margin", "proxy_nca", "xbm"))
+@pytest.mark.parametrize("loss", but_slow("loss", "contrastive", *SLOW_LOSSES))
 def test_a_training_that_diverges_stops_and_saves(configure: Configure, tmp_path: Path, loss: str) -> None:
     with pytest.raises(UserError, match=r"'.+' became (nan|inf|NaN or infinite) at step \d+: lower lr"):
         tiny_run(configure, "lr=1e30", f"loss={loss}", "protocol.every=3")

@@ -2,26 +2,24 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+from dml.configuration.composition import CONF
 from dml.data.dataset import open_dataset
 from dml.data.glyphs import glyphs
+from tests.components import components
 
-CONF = Path(__file__).parents[2] / "conf"
 Configure = Callable[..., DictConfig]
 
 
-def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", names("transform"))
+@pytest.mark.parametrize("name", components("transform"))
 def test_every_transform(configure: Configure, name: str) -> None:
     config = configure("dataset=glyphs", f"transform={name}", "image_size=28")
     image = Image.new("RGB", (50, 40), (255, 255, 255))
@@ -29,27 +27,32 @@ def test_every_transform(configure: Configure, name: str) -> None:
         assert transform(image).shape == (3, 28, 28)
 
 
-@pytest.mark.parametrize("name", names("sampler"))
+@pytest.mark.parametrize("name", components("sampler"))
 def test_every_sampler(configure: Configure, name: str) -> None:
     config = configure(f"sampler={name}", "sampler.batch_size=16")
     sampler = instantiate(config.sampler, labels=np.repeat(np.arange(8), 10), seed=0)
     assert len(next(iter(sampler))) == 16
 
 
-@pytest.mark.parametrize("name", names("dataset"))
+@pytest.mark.parametrize("name", components("dataset"))
 def test_every_dataset_composes_with_its_transform_and_size(configure: Configure, name: str) -> None:
+    """What the YAML asks for stands above the defaults of conf/config.yaml, whatever their order."""
     config = configure(f"dataset={name}")
-    transform, backbone = {
-        "glyphs": ("jitter", "small"),
-        "omniglot": ("jitter", "small"),
-        "cifar_collage": ("stretch", "resnet20"),
-        **dict.fromkeys(
-            ("cub200", "cars196", "sop", "inshop", "vehicleid", "market1501"), ("shorter_crop", "resnet50")
-        ),
-    }.get(name, ("shorter_crop", "mobilenet_v2"))
-    assert config.transform.train._target_.endswith(transform)
-    assert config.backbone._target_.endswith(backbone)
+    said = [one for one in OmegaConf.load(CONF / "dataset" / f"{name}.yaml").defaults if one != "_self_"]
+    asked = {key.removeprefix("override /"): choice for one in said for key, choice in one.items()}
+    assert {"transform", "backbone"} <= asked.keys()
+    for group in ("transform", "backbone"):
+        expected = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{asked[group]}.yaml"), resolve=False)
+        found = OmegaConf.to_container(config[group], resolve=False)
+        assert targets(found) == targets(expected)
     assert config.transform.test.size == config.image_size
+
+
+def targets(node: Any) -> list[str]:
+    """All that a configuration names to be called, in order."""
+    if isinstance(node, dict):
+        return [one for key, value in node.items() for one in ([value] if key == "_target_" else targets(value))]
+    return [one for value in node for one in targets(value)] if isinstance(node, list) else []
 
 
 def test_the_commandline_stands_above_a_dataset(configure: Configure) -> None:

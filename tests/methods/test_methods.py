@@ -1,6 +1,7 @@
 """The contract of every method in conf/method."""
 
 import copy
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,16 @@ from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.methods.base import Batch, Method, NonFiniteLoss, Output
 from dml.training.complexity import complexity
+from tests.components import components
 from tests.conftest import loss_of
 
-METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
+METHODS = components("method")
+# Those with an option that says how many learners they have.
+COUNTED = [
+    (name, option)
+    for name in METHODS
+    for option in re.findall(r"^ *([MNK]): ", (CONF / "method" / f"{name}.yaml").read_text(), re.MULTILINE)
+]
 MethodOf = Callable[..., Method]
 
 
@@ -56,9 +64,8 @@ def test_loss_parameters_move(method_of: MethodOf) -> None:
     assert (beta != before).any()
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("baseline", "deml", "gsp")])
-def test_width_that_learners_cannot_share(method_of: MethodOf, name: str) -> None:
-    learners = {"diablo": "N", "dces": "K"}.get(name, "M")
+@pytest.mark.parametrize(("name", "learners"), COUNTED)
+def test_width_that_learners_cannot_share(method_of: MethodOf, name: str, learners: str) -> None:
     with pytest.raises(UserError, match=r"head\.dim=24 .* 5 learners .* for example head\.dim=25"):
         method_of(f"method={name}", f"method.{learners}=5")
     with pytest.raises(UserError, match=rf"method\.{learners}=0 has to be at least 1"):

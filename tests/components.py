@@ -1,0 +1,20 @@
+"""The components of conf/: a YAML is tested from the moment on that it is there."""
+
+from typing import Any
+
+import pytest
+
+from dml.configuration.composition import CONF
+
+
+def components(group: str) -> list[str]:
+    """All of a group; the `gsp_` ones take their values from experiments, and are others' otherwise."""
+    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return [name for name in found if not name.startswith("gsp_")]
+
+
+def but_slow(group: str, *slow: str) -> list[Any]:
+    """Parameters of a test: those named, which take long and have tests of their own, only with -m slow."""
+    found = components(group)
+    assert set(slow) <= set(found), f"conf/{group} has no {sorted(set(slow) - set(found))}"
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in found]
