@@ -64,7 +64,7 @@ def test_nobody_reads(body: str) -> None:
     script = f"""
 import sys
 from rich.console import Console
-from dml.command import ending
+from dml.launch.entry import ending
 @ending()
 def main():
     sys.stdin.read()

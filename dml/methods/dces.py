@@ -119,7 +119,6 @@ class DCES(Method):
     """
 
     rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
-    schedule: Schedule
     sampler: Clusters
 
     def __init__(
@@ -165,6 +164,7 @@ class DCES(Method):
         self.finetune_lr_factor = finetune_lr_factor
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
         self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
+        self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
         self.memory: np.ndarray | None = None  # [N,D] float32, running: the embedding of each image as last seen
         self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see `negative_distances`
@@ -296,7 +296,7 @@ class DCES(Method):
             return self.memory
         of = None if self.space == "embedding" else self._unit_features
         table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
-        self._check_finite("embeddings", table.embeddings.sum())
+        self.check_finite("embeddings", table.embeddings.sum())
         embeddings = table.embeddings.flatten(1).numpy()
         if self.assignments_from == "running":
             self.memory = embeddings

@@ -29,7 +29,7 @@ def describe(method: "Method", image_size: int) -> tuple[list[Part], dict[str, i
     Returns:
         Parts; a part that several learners pass is counted each time in `flops`, once in `params`; its shape begins
         with how many learners pass it at once where that is more than one. Totals `params`, `flops`
-        (`dml.build.complexity`), `learners` L and `dim` D = L*d.
+        (`dml.training.complexity`), `learners` L and `dim` D = L*d.
     """
     import torch
 
@@ -79,6 +79,7 @@ def _watch(module: "nn.Module", part: Part, seen: list[Part], counter: Any) -> l
 
     def leave(_: Any, __: Any, output: Any) -> None:
         part.flops += (counter.get_total_flops() - before) // 2
-        part.shape = tuple(output.shape) if len(output) > 1 else tuple(output.shape[1:])
+        maps = output[0] if isinstance(output, tuple) else output
+        part.shape = tuple(maps.shape) if len(maps) > 1 else tuple(maps.shape[1:])
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]

@@ -39,7 +39,7 @@ def test_it_is_algorithm_2(then: str) -> None:
     with torch.no_grad():
         pool.prototypes[0] *= 3  # one longer than 1, and one shorter
         pool.prototypes[1] *= 0.5
-    pooled, attributes = pool.pooled_by_prototypes(maps())
+    pooled, attributes = pool(maps(), attributes=True)
     assert attributes is not None
     for image, found, shares in zip(maps(), pooled, attributes, strict=True):
         cells = image.flatten(1).T
@@ -121,7 +121,7 @@ def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = GeneralizedSumPool(4, m=5, mu=0.3, init="kcenter", init_steps=4).train()
     parameter, batches = pool.prototypes, torch.randn(6, 8, 4, 3, 3)
     for step, batch in enumerate(batches):
-        pooled, attributes = pool.pooled_by_prototypes(batch)
+        pooled, attributes = pool(batch, attributes=True)
         averaged = torch.allclose(pooled, batch.mean((2, 3)))
         assert averaged == (attributes is None) == (step < 4)
         pool.eval()(batch + 1)  # evaluations are not remembered

@@ -8,7 +8,8 @@ import torch
 
 from dml.configuration.composition import CONF
 from dml.errors import UserError
-from dml.methods.base import Batch, Method, NonFiniteLoss, Output
+from dml.methods.base import Batch, Method, Output
+from dml.methods.module import NonFiniteLoss
 from dml.training.complexity import complexity
 from tests.conftest import loss_of
 
