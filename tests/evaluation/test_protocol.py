@@ -56,7 +56,7 @@ def test_folds(classes: int, arithmetic: str) -> None:
     data = records(classes, images=1)
     whole, validated = set(data.train_rows.tolist()), []
     for fold in range(4):
-        split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)  # type: ignore[arg-type]
+        split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)
         assert split.validation is not None
         held = np.unique(data.labels[split.validation]).tolist()
         assert held == list(range(held[0], held[0] + SIZES[classes, arithmetic][fold]))  # neighbours in the order

@@ -9,9 +9,9 @@ from dml.training.callbacks.best import BestCheckpoint
 from dml.training.callbacks.checkpoints import Checkpoints
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
+from dml.training.callbacks.gradient import FiniteWeights, FirstGradient
 from dml.training.callbacks.report import Report
 from dml.training.callbacks.steps import HalveOnPlateau, MethodStep, StepSeed, Timing, TrainingLog
-from dml.training.gradient import FiniteWeights, FirstGradient
 
 
 def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Callback]:
