@@ -23,6 +23,7 @@ from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.methods.clusters import match_clusters, negative_distances, overlaps
 from dml.models.backbones.stages import Backbone
+from dml.models.heads import Slices
 
 log = logging.getLogger("dml")
 
@@ -137,7 +138,7 @@ class DCES(Method):
     # The network.
 
     @property
-    def slices(self) -> "Slices":
+    def slices(self) -> Slices:
         assert isinstance(self.head.projection, Slices)
         return self.head.projection
 
@@ -342,23 +343,3 @@ class DCES(Method):
         self.negatives = state["negatives"]
         if self.clusters is not None:
             self.sampler.regroup(self.clusters)
-
-
-class Slices(nn.ModuleList):
-    """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
-
-    Args:
-        layer: of a width that they can share.
-        parts: how many.
-    """
-
-    def __init__(self, layer: nn.Linear, parts: int) -> None:
-        super().__init__()
-        for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
-            part = nn.Linear(layer.in_features, len(bias))
-            part.load_state_dict({"weight": weight, "bias": bias})
-            self.append(part)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """`[...,C] -> [...,d]`."""
-        return torch.cat([part(features) for part in self], dim=-1)

@@ -165,6 +165,7 @@ class Witness(pl.LightningModule):
 
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
+    "ignore:You passed in a `val_dataloader`",
 )
 def test_a_resumed_fit_sees_what_an_uninterrupted_one_sees(tmp_path: Path) -> None:
     def fit(steps: int, resume: Path | None = None) -> tuple[Witness, pl.Trainer]:

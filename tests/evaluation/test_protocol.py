@@ -137,7 +137,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     name = "last.ckpt" if select == "last" else f"best_on_{watched}.ckpt"
     method = load(str(folder / "checkpoints" / name))
     parts = build(configure(*options))
-    images = torch.stack([parts.data.test_image(row) for row in parts.split.query])
+    images = parts.data.test_images(parts.split.query)
     with torch.inference_mode():
         embeddings = method.embed(images)
     table = Table(
