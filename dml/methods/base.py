@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from dml.configuration.components import Waits
 from dml.configuration.ranges import NotNegative, Positive
 from dml.data.datamodule import DataModule
 from dml.distributed import gather
@@ -42,7 +43,7 @@ def share(dim: int, learners: int, option: str) -> int:
     return dim // learners
 
 
-class Method(TrainedModule):
+class Method(TrainedModule, Waits):
     """Base of one method: subclasses say what the learners are and what they minimise.
 
     Args:
@@ -113,6 +114,12 @@ class Method(TrainedModule):
             UserError: data that it cannot be trained on.
         """
         self.rests_until = round(self.warm_up * data.sampler.steps_per_epoch)
+        for loss in self.losses:
+            if getattr(loss.loss, "needs_pairs", False) and not data.sampler.draws_pairs:
+                raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+
+    def waits(self) -> dict[str, int]:
+        return {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
 
     def on_step_end(self, step: int) -> dict[str, float]:
         """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and

@@ -128,6 +128,7 @@ class DCES(Method):
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
         self.finetune_lr_factor = finetune_lr_factor
+        self.sets_lr = "method.finetune_lr_factor" if finetune_lr_factor != 1 else ""
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
         self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
         self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data

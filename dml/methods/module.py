@@ -32,6 +32,7 @@ class TrainedModule(LightningModule):
     lr: float
     head_lr_factor: float
     rests_until: int  # step
+    sets_lr = ""  # the option by which the method changes the learning rate while it trains
 
     def __init__(self) -> None:
         super().__init__()

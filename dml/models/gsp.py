@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.components import Waits
 from dml.configuration.ranges import Size, WholeNumber
 from dml.distributed import gather_rows
 from dml.errors import UserError
@@ -21,7 +22,7 @@ from dml.models.transport import transport_plan
 SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
 
 
-class GeneralizedSumPool(LearnsLater):
+class GeneralizedSumPool(LearnsLater, Waits):
     """A weighted mean of local embeddings: `[B,d,h,w] -> [B,d]` (eq. 4.1).
 
     Locations near to prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
@@ -101,6 +102,9 @@ class GeneralizedSumPool(LearnsLater):
 
     def resting(self) -> Iterable[nn.Parameter]:
         return (self.prototypes,) if self.waiting else ()
+
+    def waits(self) -> dict[str, int]:
+        return {f"head.init_steps={self.init_steps}": self.init_steps}
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""

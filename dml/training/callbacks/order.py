@@ -22,7 +22,7 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
     between them would not be the same one when it is resumed.
 
     Raises:
-        UserError: a patience without validation classes.
+        UserError: a patience without validation classes; two things that set the learning rate.
     """
     course = Course(config, parts.protocol.interval(parts.data.sampler.steps_per_epoch))
     timing = Timing()
@@ -33,7 +33,7 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
         course,
         StepSeed(config.seed),
         FirstGradient(config, parts.data),
-        HalveOnPlateau(config.trainer.halve_lr_after, parts.data.sampler.steps_per_epoch),
+        HalveOnPlateau(config.trainer.halve_lr_after, parts.data.sampler.steps_per_epoch, parts.method),
         timing,
         TrainingLog(config.trainer.log_every),
         FiniteWeights(course),
