@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed import (
     all_gather_into_tensor,
@@ -55,6 +56,11 @@ def gather(rows: Tensor) -> Tensor:
     if not is_initialized() or get_world_size() == 1:
         return rows
     return _Gather.apply(rows) if rows.requires_grad else gather_rows(rows)
+
+
+def is_first() -> bool:
+    """Whether this is the first process of the run, also before the others are a group with it."""
+    return not getattr(rank_zero_only, "rank", 0)
 
 
 def share_of(tiles: Sequence[Tensor]) -> Sequence[Tensor]:

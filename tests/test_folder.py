@@ -67,7 +67,7 @@ def test_what_another_process_did_meanwhile_is_seen(
     monkeypatch.setattr(training, "prepare", prepare)
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.25, is 0.5"):
         run(configure(*SHORT, "lr=0.5"), [])
-    assert RunFolder(tmp_path / "run").config().lr == 0.25  # type: ignore[union-attr]
+    assert RunFolder(tmp_path / "run").config().lr == 0.25
 
 
 def test_the_checkpoint_says_what_run_it_is(configure: Configure) -> None:

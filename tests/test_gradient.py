@@ -10,7 +10,7 @@ from torch import nn
 
 from dml.errors import UserError
 from dml.training.build import build
-from dml.training.gradient import STEPS, FirstGradient, check_batches
+from dml.training.callbacks.gradient import STEPS, FirstGradient, check_batches
 from dml.training.run import run
 from tests.conftest import TINY
 

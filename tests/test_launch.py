@@ -82,7 +82,7 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
         *TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.freeze=bn_statistics"
     )
     trainer = prepare(config, RunFolder(tmp_path / "run"))[1]
-    environment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
+    environment = trainer.strategy.cluster_environment
     assert not environment.creates_processes_externally
     assert trainer.world_size == 2
 
@@ -194,14 +194,14 @@ def test_what_lightning_says_of_its_options_when_it_begins(configure: Configure)
 def test_a_bar_counts_the_steps_of_this_process(configure: Configure) -> None:
     bar = Bar(refresh_rate=10)
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
-    bar._trainer = trainer  # type: ignore[assignment]
-    bar.on_train_start(trainer)  # type: ignore[arg-type]
+    bar._trainer = trainer
+    bar.on_train_start(trainer)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"], shown["initial"]) == (500, 600, 500)
-    bar.get_metrics = lambda *_: {}  # type: ignore[method-assign]
+    bar.get_metrics = lambda *_: {}
     bar.train_progress_bar.start_t -= 10
     for trainer.global_step in range(501, 521):
-        bar.on_train_batch_end(trainer, None)  # type: ignore[arg-type]
+        bar.on_train_batch_end(trainer, None)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"]) == (520, 600)
     assert shown["elapsed"] == pytest.approx(10, abs=2)  # 20 steps in 10 seconds, not 520

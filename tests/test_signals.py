@@ -32,7 +32,7 @@ def children(pid: int) -> list[int]:
 
 def test_loader_workers_leave_signals_to_the_parent_and_obey_it() -> None:
     data = TensorDataset(torch.arange(40))
-    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent)  # type: ignore[arg-type]
+    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent)
     batches = iter(loader)
     assert next(batches)[0] == 0
     (worker,) = (one.pid for one in batches._workers)

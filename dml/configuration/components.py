@@ -9,6 +9,14 @@ from omegaconf import DictConfig
 from dml.errors import Interrupted, UserError
 
 
+class Waits:
+    """A component of which something begins at a later step."""
+
+    def waits(self) -> dict[str, int]:
+        """The step, by the option that says it, as `loss.memory_from=1000`; 0: from the start."""
+        raise NotImplementedError(f"{type(self).__name__} has to define waits()")
+
+
 def make(config: DictConfig, **arguments: Any) -> Any:
     """`hydra.utils.instantiate`, with a user's mistake told as such.
 

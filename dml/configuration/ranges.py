@@ -1,6 +1,6 @@
 """What numbers may be: annotations of options, and the comparison of a value with one.
 
-`dml.options.check` compares whole configurations; commands compare their options one by one.
+`dml.configuration.options.check` compares whole configurations; commands compare their options one by one.
 """
 
 import json

@@ -213,6 +213,14 @@ class DataModule(LightningDataModule):
         """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
         return torch.stack([self.test_transform(self.records.image(int(row))) for row in rows])
 
+    def val_dataloader(self) -> DataLoader[Item]:
+        """Queries, then gallery, for `trainer.validate`: Lightning deals them out to ranks."""
+        return self._loader(self.eval_rows, batch_size=self.eval_batch_size)
+
+    def predict_dataloader(self) -> DataLoader[Item]:
+        """Queries, then gallery, for `trainer.predict`: Lightning deals them out to ranks."""
+        return self._loader(self.eval_rows, batch_size=self.eval_batch_size)
+
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them, in batches that are the same for any number of ranks, dealt out in turn.
 
@@ -221,9 +229,12 @@ class DataModule(LightningDataModule):
         rank, world_size = self._ranks()
         places = list(range(len(rows)))
         batches = [places[at : at + self.eval_batch_size] for at in range(0, len(rows), self.eval_batch_size)]
+        return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
+
+    def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:
         return _Loader(
             _EvalSet(self.records, np.asarray(rows), self.test_transform, self.test_cache),
-            batch_sampler=batches[rank::world_size] or batches[:1],
+            **batches,
             num_workers=self.num_workers,
             worker_init_fn=leave_to_the_parent,
             pin_memory=torch.cuda.is_available(),

@@ -27,6 +27,8 @@ class Sampler:
         UserError: on iteration, if the batch does not divide by the number of ranks.
     """
 
+    draws_pairs = False  # image i of a batch and image i + B / 2 are a pair
+
     def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         self.labels = labels
         self.batch_size = batch_size
@@ -150,6 +152,8 @@ class Pairs(Sampler):
     Raises:
         UserError: B does not divide by 4, or there are too few images or classes.
     """
+
+    draws_pairs = True
 
     def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         super().__init__(labels, batch_size, seed)

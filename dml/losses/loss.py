@@ -7,11 +7,12 @@ import torch
 from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import Tensor, nn
 
+from dml.configuration.components import Waits
 from dml.configuration.ranges import Positive, WholeNumber
 from dml.errors import UserError
 
 
-class Loss(nn.Module):
+class Loss(nn.Module, Waits):
     """A loss of one learner with its miner, computed in float32 whatever the trainer's precision.
 
     Args:
@@ -65,6 +66,9 @@ class Loss(nn.Module):
             mined = () if self.miner is None else (self.miner(embeddings, labels),)
             value: Tensor | dict[str, Tensor] = loss(embeddings, labels, *mined, **wanted)
         return value
+
+    def waits(self) -> dict[str, int]:
+        return {f"loss.memory_from={self.memory_from}": self.memory_from}
 
     # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
     # overwrite the wrong entries without it.

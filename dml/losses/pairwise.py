@@ -23,10 +23,10 @@ class SquaredContrastive(nn.Module):
     def __init__(self, margin: Positive = 1.0, pairs: Literal["all", "explicit"] = "all") -> None:
         super().__init__()
         self.margin = margin
-        self.explicit = pairs == "explicit"
+        self.needs_pairs = pairs == "explicit"  # of the sampler
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        formula = functional.contrastive_of_pairs if self.explicit else functional.contrastive
+        formula = functional.contrastive_of_pairs if self.needs_pairs else functional.contrastive
         return formula(embeddings, labels, self.margin)
 
 

@@ -4,71 +4,26 @@ B images of the (local) batch, L learners, d width of one learner, D = L*d. A me
 and `loss(d)`, which make a new head of width d and a new loss on embeddings of width d, and the whole width D.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pytorch_lightning import LightningModule
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from dml.configuration.components import Waits
 from dml.configuration.ranges import NotNegative, Positive
 from dml.data.datamodule import DataModule
 from dml.distributed import gather
 from dml.errors import UserError
 from dml.figures.plot import Plot
 from dml.losses import Loss, functional
-from dml.models.heads import Head, LearnsLater
+from dml.methods.module import TrainedModule
+from dml.methods.output import Batch, Output, summed
+from dml.models.heads import Head
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
-
-
-Batch = Mapping[str, Tensor]
-
-
-class Output:
-    """What a pass over B images gives: learner outputs, and whatever else the objective needs of it.
-
-    Args:
-        raw: learner outputs `[B,L,d]`, not scaled.
-        auxiliary: tensors with a row an image.
-    """
-
-    def __init__(self, raw: Tensor, **auxiliary: Tensor) -> None:
-        self.raw, self.auxiliary = raw, auxiliary
-
-    @cached_property
-    def embeddings(self) -> Tensor:
-        """`[B,L,d]`, each row of unit norm."""
-        return F.normalize(self.raw, dim=-1)
-
-    @cached_property
-    def norms(self) -> Tensor:
-        """`[B,L]`, of the raw outputs."""
-        return torch.linalg.vector_norm(self.raw, dim=-1)
-
-    def learner(self, i: int) -> tuple[Tensor, Tensor]:
-        """One learner's embeddings `[B,d]` of unit norm, and the norms `[B]` that they had."""
-        return self.embeddings[:, i], self.norms[:, i]
-
-    def ensemble(self) -> tuple[Tensor, Tensor]:
-        """The learners side by side, `[B,D]` of unit norm, and the norms `[B]` of their raw outputs side by side."""
-        side_by_side = self.embeddings.flatten(1) / math.sqrt(self.raw.shape[1])
-        return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
-
-    def of_all_ranks(self) -> "Output":
-        """The global batch, in float32 at least."""
-        raw = gather(self.raw)
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        return Output(raw, **{name: gather(value) for name, value in self.auxiliary.items()})
-
-
-class NonFiniteLoss(UserError):
-    """A term of the objective became NaN or infinite."""
 
 
 def share(dim: int, learners: int, option: str) -> int:
@@ -88,12 +43,7 @@ def share(dim: int, learners: int, option: str) -> int:
     return dim // learners
 
 
-def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The terms of several losses, those of one name added up."""
-    return {name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]}
-
-
-class Method(LightningModule):
+class Method(TrainedModule, Waits):
     """Base of one method: subclasses say what the learners are and what they minimise.
 
     Args:
@@ -124,7 +74,6 @@ class Method(LightningModule):
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
         self.make_optimizer = optimizer
-        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
         self.lr, self.head_lr_factor = lr, head_lr_factor
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
         self.warm_up, self.rests_until = warm_up, 0  # epochs; step
@@ -165,6 +114,12 @@ class Method(LightningModule):
             UserError: data that it cannot be trained on.
         """
         self.rests_until = round(self.warm_up * data.sampler.steps_per_epoch)
+        for loss in self.losses:
+            if getattr(loss.loss, "needs_pairs", False) and not data.sampler.draws_pairs:
+                raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+
+    def waits(self) -> dict[str, int]:
+        return {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
 
     def on_step_end(self, step: int) -> dict[str, float]:
         """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and
@@ -213,7 +168,7 @@ class Method(LightningModule):
         """
         output = self.learners(self.normalized(batch["image"])).of_all_ranks()
         # Miners fail on NaN in words of their own.
-        self._check_finite("embeddings", output.raw.detach().sum())
+        self.check_finite("embeddings", output.raw.detach().sum())
         with torch.autocast(output.raw.device.type, enabled=False):
             terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
             if self.activation_decay:
@@ -222,49 +177,5 @@ class Method(LightningModule):
                     output.raw, weights, self.activation_decay, self.unit_rows
                 )
         for name, value in terms.items():
-            self._check_finite(name, value.detach())
+            self.check_finite(name, value.detach())
         return terms
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        terms = self.compute_terms(batch)
-        total = torch.stack(list(terms.values())).sum()
-        self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
-        self.log("loss", total.detach(), prog_bar=True, logger=False)
-        return total
-
-    def _check_finite(self, term: str, value: Tensor) -> None:
-        if not torch.isfinite(value):
-            raise NonFiniteLoss(
-                f"The loss term '{term}' became {value.item()} at step {self.global_step + 1}: lower lr or set "
-                "trainer.gradient_clip_val."
-            )
-
-    def on_after_backward(self) -> None:
-        """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""
-        if self.global_step < self.rests_until:
-            for parameter in self._backbone():
-                parameter.grad = None
-        for module in self.modules():
-            if isinstance(module, LearnsLater):
-                for parameter in module.resting():
-                    parameter.grad = None
-
-    def _backbone(self) -> list[nn.Parameter]:
-        """Parameters that are neither fresh nor of a loss."""
-        others = {id(p) for module in (*self.fresh(), self.losses) for p in module.parameters()}
-        return [p for p in self.parameters() if id(p) not in others]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
-        fresh = {id(p): p for module in self.fresh() for p in module.parameters()}
-        groups: list[dict[str, Any]] = [
-            {"params": self._backbone(), "lr": self.lr},
-            {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},
-        ]
-        for loss in self.losses:
-            assert isinstance(loss, Loss)
-            # Proxies and beta are no weights: decay would pull them to zero.
-            groups.append({"params": list(loss.parameters()), "lr": self.lr * loss.lr_factor, "weight_decay": 0.0})
-        for group in groups:
-            group["params"] = [p for p in group["params"] if p.requires_grad]
-        return self.make_optimizer([group for group in groups if group["params"]])

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,44 +21,11 @@ from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
+from dml.methods.clusters import match_clusters, negative_distances, overlaps
 from dml.models.backbones.stages import Backbone
+from dml.models.heads import Slices
 
 log = logging.getLogger("dml")
-
-
-def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndarray:
-    """`current`, relabelled so that each cluster goes to the learner whose previous cluster it overlaps most.
-
-    Overlap is intersection over union; which learner gets which cluster is the linear assignment of the largest total
-    (appendix A).
-
-    Args:
-        previous: `[N]` the learner of each image until now, 0..k-1.
-        current: `[N]` its new cluster, 0..k-1, in any order.
-
-    Returns:
-        `[N]` int64, the learner of each image from now on.
-
-    Raises:
-        UserError: arrays of different lengths, or a number that is none of 0..k-1.
-    """
-    previous, current = np.asarray(previous, np.int64), np.asarray(current, np.int64)  # k * k has to fit
-    if previous.shape != current.shape or previous.ndim != 1:
-        raise UserError(f"Clusters of shapes {previous.shape} and {current.shape}: give one number an image.")
-    for clusters in (previous, current):
-        if clusters.size and not 0 <= clusters.min() <= clusters.max() < k:
-            raise UserError(f"Clusters {clusters.min()} to {clusters.max()} where 0 to {k - 1} can be.")
-    learner, cluster = linear_sum_assignment(_overlaps(previous, current, k), maximize=True)
-    learner_of = np.empty(k, np.int64)
-    learner_of[cluster] = learner
-    return learner_of[current]
-
-
-def _overlaps(first: np.ndarray, second: np.ndarray, k: int) -> np.ndarray:
-    """Intersection over union of each cluster of `first` with each of `second`, `[k,k]`; 0 of two empty ones."""
-    both = np.bincount(first * k + second, minlength=k * k).reshape(k, k)
-    either = both.sum(1, keepdims=True) + both.sum(0) - both
-    return both / np.maximum(either, 1)
 
 
 @dataclass(frozen=True)
@@ -119,7 +85,6 @@ class DCES(Method):
     """
 
     rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
-    schedule: Schedule
     sampler: Clusters
 
     def __init__(
@@ -163,8 +128,10 @@ class DCES(Method):
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
         self.finetune_lr_factor = finetune_lr_factor
+        self.sets_lr = "method.finetune_lr_factor" if finetune_lr_factor != 1 else ""
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
         self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
+        self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
         self.memory: np.ndarray | None = None  # [N,D] float32, running: the embedding of each image as last seen
         self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see `negative_distances`
@@ -172,7 +139,7 @@ class DCES(Method):
     # The network.
 
     @property
-    def slices(self) -> "Slices":
+    def slices(self) -> Slices:
         assert isinstance(self.head.projection, Slices)
         return self.head.projection
 
@@ -272,9 +239,9 @@ class DCES(Method):
         sizes = np.bincount(clusters, minlength=self.K)
         figures = {f"clusters/{k}/images": float(size) for k, size in enumerate(sizes)}
         if previous is not None:
-            overlaps = np.diag(_overlaps(previous, clusters, self.K))
-            figures |= {f"clusters/{k}/iou": float(overlap) for k, overlap in enumerate(overlaps)}
-            figures |= {"clusters/iou": float(overlaps.mean()), "clusters/moved": float((previous != clusters).mean())}
+            kept = np.diag(overlaps(previous, clusters, self.K))
+            figures |= {f"clusters/{k}/iou": float(overlap) for k, overlap in enumerate(kept)}
+            figures |= {"clusters/iou": float(kept.mean()), "clusters/moved": float((previous != clusters).mean())}
         return figures
 
     def _fixed_grouping(self) -> np.ndarray | None:
@@ -296,7 +263,7 @@ class DCES(Method):
             return self.memory
         of = None if self.space == "embedding" else self._unit_features
         table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
-        self._check_finite("embeddings", table.embeddings.sum())
+        self.check_finite("embeddings", table.embeddings.sum())
         embeddings = table.embeddings.flatten(1).numpy()
         if self.assignments_from == "running":
             self.memory = embeddings
@@ -377,42 +344,3 @@ class DCES(Method):
         self.negatives = state["negatives"]
         if self.clusters is not None:
             self.sampler.regroup(self.clusters)
-
-
-def negative_distances(
-    embeddings: np.ndarray, clusters: np.ndarray, labels: np.ndarray, pairs: int = 50_000
-) -> tuple[Tensor, Tensor]:
-    """Distances of negative pairs within clusters and between clusters (Fig. 8), `[P]` and `[Q]`.
-
-    Args:
-        embeddings: `[N,D]`, taken at unit norm.
-        clusters, labels: `[N]`.
-        pairs: random pairs of images to look among.
-    """
-    first, second = np.random.default_rng(0).integers(len(labels), size=(2, pairs))
-    negative = labels[first] != labels[second]
-    first, second = first[negative], second[negative]
-    points = F.normalize(torch.as_tensor(embeddings))
-    distances = torch.linalg.vector_norm(points[first] - points[second], dim=1)
-    inside = torch.as_tensor(clusters[first] == clusters[second])
-    return distances[inside], distances[~inside]
-
-
-class Slices(nn.ModuleList):
-    """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
-
-    Args:
-        layer: of a width that they can share.
-        parts: how many.
-    """
-
-    def __init__(self, layer: nn.Linear, parts: int) -> None:
-        super().__init__()
-        for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
-            part = nn.Linear(layer.in_features, len(bias))
-            part.load_state_dict({"weight": weight, "bias": bias})
-            self.append(part)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """`[...,C] -> [...,d]`."""
-        return torch.cat([part(features) for part in self], dim=-1)

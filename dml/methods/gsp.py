@@ -82,7 +82,7 @@ class GSP(Baseline):
 
     def learners(self, images: Tensor) -> Output:
         """With `attributes [B,m]`, what the zero-shot loss is on, once there are prototypes."""
-        pooled, attributes = self.head.pooling.pooled_by_prototypes(self.head.locals(self.backbone(images)))
+        pooled, attributes = self.head(self.backbone(images), attributes=True)
         return Output(pooled[:, None], **({} if attributes is None else {"attributes": attributes}))
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:

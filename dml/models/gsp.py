@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.configuration.components import Waits
 from dml.configuration.ranges import Size, WholeNumber
 from dml.distributed import gather_rows
 from dml.errors import UserError
@@ -21,7 +22,7 @@ from dml.models.transport import transport_plan
 SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
 
 
-class GeneralizedSumPool(LearnsLater):
+class GeneralizedSumPool(LearnsLater, Waits):
     """A weighted mean of local embeddings: `[B,d,h,w] -> [B,d]` (eq. 4.1).
 
     Locations near to prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
@@ -79,28 +80,31 @@ class GeneralizedSumPool(LearnsLater):
             rho, plan = transport_plan(_distances(prototypes, cells), self.mu, self.eps, self.solver, self.iterations)
             return (1 - cells.shape[1] * rho) / self.mu, plan
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """`[B,d,h,w] -> [B,d]`."""
-        return self.pooled_by_prototypes(maps)[0]
+    def forward(self, maps: Tensor, attributes: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
+        """`[B,d,h,w] -> [B,d]`.
 
-    def pooled_by_prototypes(self, maps: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`[B,d,h,w] -> [B,d]`, and the attributes `z [B,m]`, the share of each prototype in what is kept, of sum 1
-        (eq. 4.3); None while there are no prototypes yet."""
+        Args:
+            attributes: return `z [B,m]` too, the share of each prototype in what is kept, of sum 1 (eq. 4.3); None
+                while there are no prototypes yet.
+        """
         if self.waiting and self.training:
             self._await_prototypes(maps.detach())
-        attributes = None
+        shares = None
         if self.waiting:
             pooled = self._summed_up(_cells(maps))
         else:
             weights, plan = self.transport(maps)
-            attributes = plan.sum(-1) / self.mu
+            shares = plan.sum(-1) / self.mu if attributes else None
             pooled = self._summed_up(_cells(maps) * weights[:, None])
         if self.training and (self.waiting or self.mu == 1):
             pooled = pooled + 0 * self.prototypes.sum()  # under DDP every parameter has to take part
-        return pooled, attributes
+        return (pooled, shares) if attributes else pooled
 
     def resting(self) -> Iterable[nn.Parameter]:
         return (self.prototypes,) if self.waiting else ()
+
+    def waits(self) -> dict[str, int]:
+        return {f"head.init_steps={self.init_steps}": self.init_steps}
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """`[B,d,n] -> [B,d]`."""
@@ -143,6 +147,10 @@ class GSPHead(LocalHead):
 
     def __init__(self, in_channels: int, dim: Size, **options: Any) -> None:
         super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
+
+    def forward(self, features: Tensor, attributes: bool = False) -> Any:
+        """As `GeneralizedSumPool.forward`, of features `[B,C,h,w]`."""
+        return self.pooling(self.locals(features), attributes)
 
 
 def k_centres(points: Tensor, count: int) -> Tensor:

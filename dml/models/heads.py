@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
 
 from dml.configuration.ranges import Size
@@ -75,3 +76,23 @@ def _part(dim: int, prototypes: int) -> int:
             "multiple of them."
         )
     return dim // prototypes
+
+
+class Slices(nn.ModuleList):
+    """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
+
+    Args:
+        layer: of a width that they can share.
+        parts: how many.
+    """
+
+    def __init__(self, layer: nn.Linear, parts: int) -> None:
+        super().__init__()
+        for weight, bias in zip(layer.weight.chunk(parts), layer.bias.chunk(parts), strict=True):
+            part = nn.Linear(layer.in_features, len(bias))
+            part.load_state_dict({"weight": weight, "bias": bias})
+            self.append(part)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`[...,C] -> [...,d]`."""
+        return torch.cat([part(features) for part in self], dim=-1)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.configuration.identity import flat
+from dml.distributed import is_first
 from dml.errors import UserError, no_room
 from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, replace_file, sound, torn
-from dml.process import started_from_here
 from dml.runs.provenance import add_start, hardware
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
@@ -24,10 +23,6 @@ LENGTH = "trainer.max_steps"
 FORMAT = 2  # of what callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
-
-
-def _first() -> bool:
-    return not getattr(rank_zero_only, "rank", 0)
 
 
 class RunFolder:
@@ -76,7 +71,7 @@ class RunFolder:
                 f"{self.path} cannot be read or written ({error.strerror}): choose another {ELSEWHERE}."
             ) from error
         if saved is None:
-            if not _first():
+            if not is_first():
                 return  # which may be about to write it
             raise UserError(
                 f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder "
@@ -139,7 +134,7 @@ class RunFolder:
 
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Makes the folder of one training, by the first process, which has locked it. Raises as `name`."""
-        if _first():
+        if is_first():
             self.name(config, overrides)
             with self._writing():
                 for part in ("checkpoints", "figures"):
@@ -268,7 +263,7 @@ class RunFolder:
 
     def note_start(self, config: DictConfig, overrides: Sequence[str], devices: int = 1) -> None:
         """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked."""
-        if _first():
+        if is_first():
             told = [option for option in overrides if not option.startswith("paths.")]
             machine = hardware(str(config.trainer.accelerator), devices)
             add_start(self.path, ["python", "-m", "dml.run", *told], machine, self._lengthening(config))
@@ -306,7 +301,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / "run.log").open("a")
         with file:
-            if _first():
+            if is_first():
                 self._lock(file)
             yield
 
@@ -319,12 +314,6 @@ class RunFolder:
             ) from None
         except OSError as error:  # a file system without locks
             log.warning("%s cannot be locked (%s): start no second run there.", self.path, error.strerror)
-
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
-        """The ranks that Lightning starts compose anew: a time stamp of their own would be another folder."""
-        with started_from_here(DML_OUTPUT_DIR=str(self.path)):
-            yield
 
 
 def _is_more(now: Any, before: Any) -> bool:

@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import make
+from dml.configuration.components import Waits, make
 from dml.configuration.options import check
 from dml.data.cache import ImageCache
 from dml.data.cache import build as build_cache
@@ -48,7 +48,6 @@ def build(config: DictConfig) -> Parts:
     """
     check(config)
     _check_sizes(config)
-    _check_pairs(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = make(config.protocol)
     records = readable(open_dataset(config), config.paths.cache_dir)
@@ -58,30 +57,16 @@ def build(config: DictConfig) -> Parts:
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
     method.attach(data)
-    _check_durations(config, method)
+    _check_waits(method, config.trainer.max_steps)
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
-def _check_durations(config: DictConfig, method: Method) -> None:
-    """Raises UserError for what would only begin after the end, or would undo itself."""
-    steps = config.trainer.max_steps
-    waits = {
-        f"loss.memory_from={config.loss.get('memory_from', 0)}": config.loss.get("memory_from", 0),
-        f"method.warm_up={method.warm_up} (epochs)": method.rests_until,
-        f"head.init_steps={config.head.get('init_steps', 0)}": config.head.get("init_steps", 0),
-    }
-    for option, wait in waits.items():
-        if wait and wait >= steps:
-            raise UserError(f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower it.")
-    if config.trainer.halve_lr_after and config.method.get("finetune_lr_factor", 1) != 1:
-        raise UserError("trainer.halve_lr_after and method.finetune_lr_factor both set the learning rate: choose one.")
-
-
-def _check_pairs(config: DictConfig) -> None:
-    """Raises UserError where a loss asks for pairs that the sampler does not draw."""
-    explicit = OmegaConf.select(config, "loss.loss.pairs") == "explicit"
-    if explicit and config.sampler._target_ != "dml.data.samplers.Pairs":
-        raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+def _check_waits(method: Method, steps: int) -> None:
+    """Raises UserError for what would begin after the last step."""
+    for module in method.modules():
+        for option, wait in module.waits().items() if isinstance(module, Waits) else ():
+            if wait and wait >= steps:
+                raise UserError(f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower it.")
 
 
 def _check_sizes(config: DictConfig) -> None:

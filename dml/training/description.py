@@ -109,6 +109,7 @@ def _watch(module: nn.Module, piece: Piece, seen: list[Piece], counter: Any) -> 
 
     def leave(_: Any, __: Any, output: Any) -> None:
         piece.flops += (counter.get_total_flops() - before) // 2
-        piece.shape = tuple(output.shape) if len(output) > 1 else tuple(output.shape[1:])
+        maps = output[0] if isinstance(output, tuple) else output
+        piece.shape = tuple(maps.shape) if len(maps) > 1 else tuple(maps.shape[1:])
 
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]

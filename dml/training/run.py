@@ -8,17 +8,18 @@ from collections.abc import Sequence
 import pytorch_lightning as pl
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.configuration.components import make
+from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
+from dml.process import started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, logged
 from dml.training.build import Parts, build
+from dml.training.callbacks.gradient import check_batches
 from dml.training.callbacks.order import callbacks_of
-from dml.training.gradient import check_batches
 from dml.training.loggers import shareable
 from dml.training.trainer import refused, trainer_of
 
@@ -50,7 +51,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
         return _finished(folder)
     parts, trainer = prepare(config, folder)
     with folder.locked():
-        if _first():  # another process may have been at work here in the meantime
+        if is_first():  # another process may have been at work here in the meantime
             folder.check(config)
             if folder.finished(config):
                 return _finished(folder)
@@ -96,7 +97,8 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
     for logger in trainer.loggers:
         logger.log_hyperparams(shareable(config))
     try:
-        with folder.inherited(), warnings.catch_warnings():
+        # The ranks that Lightning starts compose anew: a time stamp of their own would be another folder.
+        with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode, and means to be.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
@@ -112,12 +114,8 @@ def _finish_loggers() -> None:
         sys.modules["wandb"].finish()
 
 
-def _first() -> bool:
-    return not getattr(rank_zero_only, "rank", 0)
-
-
 def _finished(folder: RunFolder) -> dict[str, float]:
-    if not _first():
+    if not is_first():
         return {}
     print(f"{folder.path} holds this run already, finished: nothing was trained.")
     return _close(folder)

@@ -33,7 +33,8 @@ from dml.data.transforms import Transform
 from dml.evaluation.clustering import kmeans
 from dml.evaluation.evaluator import embed
 from dml.launch.job import job
-from dml.methods.dces import DCES, match_clusters
+from dml.methods.clusters import match_clusters
+from dml.methods.dces import DCES
 from dml.training.build import Parts, build
 from dml.training.rebuild import load
 

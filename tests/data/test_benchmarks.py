@@ -71,7 +71,7 @@ def literal(root: Path, name: str) -> list[tuple[str, str, str]]:
                 rows.append((line.split()[3], line.split()[1], role))
     if name == "inshop":
         for line in (root / "Eval/list_eval_partition.txt").read_text().splitlines()[2:]:
-            rows.append(tuple(line.split()))  # type: ignore[arg-type]
+            rows.append(tuple(line.split()))
     if name == "vehicleid":
         for role, file in (("train", "train_list"), ("test", "test_list_800")):
             for line in (root / f"train_test_split/{file}.txt").read_text().splitlines():
@@ -138,7 +138,7 @@ def test_cars_come_in_the_order_of_their_classes(made: Callable[[str], Path]) ->
 
 @pytest.mark.parametrize(("test", "classes"), [("small", 4), ("medium", 8)])
 def test_the_tests_of_vehicleid(made: Callable[[str], Path], test: str, classes: int) -> None:
-    records = vehicleid(str(made("vehicleid")), test=test, strict=False)  # type: ignore[arg-type]
+    records = vehicleid(str(made("vehicleid")), test=test, strict=False)
     assert len(np.unique(records.labels[records.query_rows])) == classes
 
 

@@ -107,7 +107,7 @@ def test_collage(binary: Path) -> None:
 
 
 def test_distilled_is_the_target_alone(binary: Path) -> None:
-    whole, alone = (cifar_collage(str(binary), kind) for kind in ("collage", "distilled"))  # type: ignore[arg-type]
+    whole, alone = (cifar_collage(str(binary), kind) for kind in ("collage", "distilled"))
     np.testing.assert_array_equal(whole.labels, alone.labels)
     for row in range(0, len(whole), 7):
         sheet, target = np.asarray(whole.image(row)), np.asarray(alone.image(row))

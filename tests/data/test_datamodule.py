@@ -24,7 +24,7 @@ TRAIN_ROWS = RECORDS.train_rows[5:]  # classes 1..4: training labels must still 
 
 def giving(result: Callable[[Image.Image], torch.Tensor]) -> Transform:
     transform = Transform(None)
-    transform.then = result  # type: ignore[assignment]
+    transform.then = result
     return transform
 
 
@@ -50,9 +50,7 @@ def module(
 
 
 def attach(data: DataModule, rank: int = 0, world_size: int = 1, step: int = 0) -> DataModule:
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        global_rank=rank, world_size=world_size, global_step=step, max_steps=100
-    )
+    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, global_step=step, max_steps=100)
     return data
 
 
@@ -167,6 +165,7 @@ class Witness(pl.LightningModule):
 
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
+    "ignore:You passed in a `val_dataloader`",
 )
 def test_a_resumed_fit_sees_what_an_uninterrupted_one_sees(tmp_path: Path) -> None:
     def fit(steps: int, resume: Path | None = None) -> tuple[Witness, pl.Trainer]:

@@ -254,7 +254,7 @@ def zipped(source: Path, path: Path, inside: str = "") -> Path:
 
 
 def tarred(source: Path, path: Path, inside: str = "", mode: str = "w:gz") -> Path:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+    with tarfile.open(path, mode) as archive:
         archive.add(source, inside or ".")
     return path
 

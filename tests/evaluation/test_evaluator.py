@@ -72,11 +72,12 @@ def test_the_first_learners_together() -> None:
     assert not any(name.startswith("first") for name in score(given, None, by_class(given, 1), final=False))
 
 
-def test_scales_are_consecutive_learners_together() -> None:
+GROUPS = {"scales/0": slice(0, 2), "scales/1": slice(2, 4)}
+
+
+def test_groups_of_learners_are_tested_together() -> None:
     given = table(learners=4)
-    figures = score(
-        given, None, by_class(given, 1, 3), groups={"scales/0": slice(0, 2), "scales/1": slice(2, 4)}, final=False
-    )
+    figures = score(given, None, by_class(given, 1, 3), groups=GROUPS, final=False)
     for i, own in enumerate((slice(0, 2), slice(2, 4))):
         part = given.embeddings[:, own]
         expected = evaluate(part.flatten(1), given.labels, ks=(3,), clustering=False)

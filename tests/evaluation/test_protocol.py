@@ -56,7 +56,7 @@ def test_folds(classes: int, arithmetic: str) -> None:
     data = records(classes, images=1)
     whole, validated = set(data.train_rows.tolist()), []
     for fold in range(4):
-        split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)  # type: ignore[arg-type]
+        split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)
         assert split.validation is not None
         held = np.unique(data.labels[split.validation]).tolist()
         assert held == list(range(held[0], held[0] + SIZES[classes, arithmetic][fold]))  # neighbours in the order
@@ -137,7 +137,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     name = "last.ckpt" if select == "last" else f"best_on_{watched}.ckpt"
     method = load(str(folder / "checkpoints" / name))
     parts = build(configure(*options))
-    images = torch.stack([parts.data.test_image(row) for row in parts.split.query])
+    images = parts.data.test_images(parts.split.query)
     with torch.inference_mode():
         embeddings = method.embed(images)
     table = Table(

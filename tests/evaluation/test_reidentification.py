@@ -171,7 +171,7 @@ def test_the_protocol_hands_the_cameras_of_the_rows_over() -> None:
         ks=(1,),
     )
     assert {f"test/{name}": value for name, value in direct.items()}.items() <= figures.items()
-    assert records.subset(np.array([0, 2, 4])).cameras.tolist() == [9, 0, 1]  # type: ignore[union-attr]
+    assert records.subset(np.array([0, 2, 4])).cameras.tolist() == [9, 0, 1]
 
 
 def test_data_without_cameras_or_gallery_is_told() -> None:

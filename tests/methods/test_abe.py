@@ -55,7 +55,7 @@ def definition(method: Method, images: Tensor) -> Tensor:
         masks = None if isinstance(method, MTails) else method.masks
         if masks is not None:
             rows = slice(m * masks.channels, (m + 1) * masks.channels)
-            logits = torch.nn.functional.conv2d(masks.C(features), masks.A.weight[rows], masks.A.bias[rows])  # type: ignore[index]
+            logits = torch.nn.functional.conv2d(masks.C(features), masks.A.weight[rows], masks.A.bias[rows])
             features = features * torch.sigmoid(logits)
         g = method.embeddings[m] if isinstance(method, MHeads) else method.embedding
         head = method.heads[m] if isinstance(method, MHeads) else method.head
@@ -85,8 +85,8 @@ def test_open_masks_and_one_learner_are_the_baseline(method_of: MethodOf, name: 
     assert method.masks is not None
     with torch.no_grad():
         method.masks.A.weight.zero_()
-        method.masks.A.bias.fill_(100.0)  # type: ignore[union-attr]  # sigmoid(100) = 1
-    baseline.head.load_state_dict((method.head if isinstance(method, ABE) else method.heads[0]).state_dict())  # type: ignore[union-attr, operator]
+        method.masks.A.bias.fill_(100.0)  # sigmoid(100) = 1
+    baseline.head.load_state_dict((method.head if isinstance(method, ABE) else method.heads[0]).state_dict())
     images = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(method.embed(images), baseline.embed(images), rtol=1e-4, atol=1e-6)
 

@@ -19,7 +19,8 @@ from dml.errors import UserError
 from dml.evaluation import evaluator
 from dml.evaluation.clustering import kmeans
 from dml.methods.base import Batch, Method, Output
-from dml.methods.dces import DCES, Schedule, match_clusters, negative_distances
+from dml.methods.clusters import match_clusters, negative_distances
+from dml.methods.dces import DCES
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
@@ -64,7 +65,7 @@ class Watch(Callback):
 def fit(config: DictConfig, *callbacks: Callback) -> tuple[DCES, Path]:
     folder = RunFolder(Path(config.paths.output_dir))
     parts, trainer = train.prepare(config, folder)
-    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before what happens between steps
+    trainer.callbacks[:0] = callbacks  # before what happens between steps
     folder.open(config, [])
     train.fit(config, folder, parts, trainer)
     assert isinstance(parts.method, DCES)
@@ -138,11 +139,11 @@ def test_clusters_that_are_none() -> None:
 def test_learners_are_slices_of_one_linear_layer(method_of: Callable[..., Method]) -> None:
     one = method_of("method=baseline", "loss=margin").eval()
     four = method_of("method=dces", "method.K=4").eval()
-    layer = one.head.projection  # type: ignore[union-attr]
-    four.backbone.load_state_dict(one.backbone.state_dict())  # type: ignore[union-attr]
-    weights = torch.cat([part.weight for part in four.slices])  # type: ignore[union-attr, misc]
+    layer = one.head.projection
+    four.backbone.load_state_dict(one.backbone.state_dict())
+    weights = torch.cat([part.weight for part in four.slices])
     assert weights.shape == layer.weight.shape
-    for part, weight, bias in zip(four.slices, layer.weight.chunk(4), layer.bias.chunk(4), strict=True):  # type: ignore[arg-type]
+    for part, weight, bias in zip(four.slices, layer.weight.chunk(4), layer.bias.chunk(4), strict=True):
         part.load_state_dict({"weight": weight, "bias": bias})
     images = torch.rand(3, 3, 32, 32)
     whole = one.learners(one.normalize(images)).raw[:, 0]
@@ -215,28 +216,27 @@ def test_any_loss_trains_learners_and_the_merged_embedding(configure: Configure,
 
 def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method]) -> None:
     proxies = method_of("method=dces", "method.K=3", "loss=proxy_nca")
-    proxies._merge_losses()  # type: ignore[operator]
-    *learners, full = (loss.loss.proxies for loss in proxies.losses)  # type: ignore[union-attr]
+    proxies._merge_losses()
+    *learners, full = (loss.loss.proxies for loss in proxies.losses)
     assert full.shape == (5, 24)
     torch.testing.assert_close(full, torch.cat([F.normalize(p) for p in learners], dim=1))
     softmax = ["loss.loss._target_=pytorch_metric_learning.losses.NormalizedSoftmaxLoss", "~loss.loss.softmax_scale"]
     weights = method_of("method=dces", "method.K=3", "loss=proxy_nca", *softmax)  # [d,C]
-    weights._merge_losses()  # type: ignore[operator]
-    *learners, full = (loss.loss.W for loss in weights.losses)  # type: ignore[union-attr]
+    weights._merge_losses()
+    *learners, full = (loss.loss.W for loss in weights.losses)
     torch.testing.assert_close(full, torch.cat([F.normalize(w, dim=0) for w in learners]))
     betas = method_of("method=dces", "method.K=3")
     with torch.no_grad():
         for k, loss in enumerate(betas.losses):
-            loss.loss.beta.fill_(1.0 + k)  # type: ignore[union-attr]
-    betas._merge_losses()  # type: ignore[operator]
-    torch.testing.assert_close(betas.losses[3].loss.beta, torch.full((5,), 2.0))  # type: ignore[union-attr]
+            loss.loss.beta.fill_(1.0 + k)
+    betas._merge_losses()
+    torch.testing.assert_close(betas.losses[3].loss.beta, torch.full((5,), 2.0))
 
 
 def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Method]) -> None:
     method = method_of("method=dces", "method.K=4", "loss=abe_contrastive")
     embeddings = F.normalize(torch.randn(6, 4, 6), dim=-1)
     labels = torch.arange(6) // 2
-    method.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # type: ignore[assignment]
     value = objective_of(method, embeddings, labels)["metric"]
     torch.testing.assert_close(value, method.losses[4](F.normalize(embeddings.flatten(1)), labels))
 
@@ -277,7 +277,7 @@ def test_the_released_space_is_that_of_normalised_features(
     images = parts.data.test_images(parts.split.train)
     start = parts.method.eval()
     with torch.inference_mode():
-        features = start.backbone(start.normalize(images)).mean((2, 3))  # type: ignore[union-attr, operator]
+        features = start.backbone(start.normalize(images)).mean((2, 3))
     torch.testing.assert_close(torch.as_tensor(given[0]), F.normalize(features), rtol=1e-4, atol=1e-5)
     assert features.shape[1] != config.head.dim
 

@@ -77,13 +77,13 @@ def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(meth
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in other.parameters())
     for scale in (other.scales[0],):
         merged = {**scale.F.stages, **scale.G.stages}
-        for name, stage in one.backbone.stages.items():  # type: ignore[union-attr]
+        for name, stage in one.backbone.stages.items():
             merged[name].load_state_dict(stage.state_dict())
-        scale.heads[0].load_state_dict(one.head.state_dict())  # type: ignore[union-attr]
+        scale.heads[0].load_state_dict(one.head.state_dict())
     batch = {"image": torch.rand(8, 3, 32, 32), "label": torch.arange(8) // 2, "index": torch.arange(8)}
     losses = []
     for method in (one, other):
-        method.log = lambda *_, **__: None  # type: ignore[method-assign]
+        method.log = lambda *_, **__: None
         method.training_step(batch, 0).backward()
         losses.append({name: float(value) for name, value in method.terms.items()})
     assert losses[0] == pytest.approx(losses[1])

@@ -31,7 +31,7 @@ def diablo(method_of: MethodOf, *overrides: str) -> DIABLO:
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    return float(sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(a * a) * sum(b * b)))  # type: ignore[arg-type]
+    return float(sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(a * a) * sum(b * b)))
 
 
 def test_dimension_wise_selection_is_equations_10_to_13() -> None:
@@ -103,8 +103,8 @@ def test_the_architecture_a_branch_at_a_time(method_of: MethodOf, selection: str
     looped = []
     for n in range(3):
         branch = method.psi(weights[:, n] * features) if attention == "pre" else weights[:, n] * method.psi(features)
-        projection = method.heads[n].projection  # type: ignore[union-attr]
-        looped.append(branch.mean((2, 3)) @ projection.weight.T + projection.bias)  # type: ignore[union-attr, operator]
+        projection = method.heads[n].projection
+        looped.append(branch.mean((2, 3)) @ projection.weight.T + projection.bias)
     outputs = [method.learners(images).raw, torch.stack(looped, dim=1)]
     torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-12)
     factor = torch.randn_like(outputs[0])
@@ -118,7 +118,7 @@ def test_one_entry_is_the_baseline(method_of: MethodOf, selection: str, attentio
     """A softmax over one entry is 1 everywhere."""
     options = [f"method.selection={selection}", f"method.attention={attention}", "method.N=1"]
     method, baseline = diablo(method_of, *options).eval(), method_of("method=baseline").eval()
-    baseline.head.load_state_dict(method.heads[0].state_dict())  # type: ignore[union-attr, operator]
+    baseline.head.load_state_dict(method.heads[0].state_dict())
     images = torch.rand(2, 3, 32, 32)
     torch.testing.assert_close(method.embed(images), baseline.embed(images), rtol=1e-4, atol=1e-6)
 
@@ -144,7 +144,7 @@ def test_the_loss_sees_the_concatenation_of_unit_norm(method_of: MethodOf) -> No
     method = diablo(method_of)
     seen: list[Tensor] = []
     method.losses = torch.nn.ModuleList([torch.nn.Identity()])
-    method.losses[0].forward = lambda e, labels, **_: seen.append(e) or e.sum()  # type: ignore[func-returns-value, method-assign]
+    method.losses[0].forward = lambda e, labels, **_: seen.append(e) or e.sum()
     embeddings = method.embed(torch.rand(2, 3, 32, 32))
     assert set(objective_of(method, embeddings, torch.tensor([0, 1]))) == {"metric"}
     torch.testing.assert_close(seen[0], embeddings.flatten(1) / 2)
@@ -178,7 +178,7 @@ class _Largest(TorchDispatchMode):
 
     elements = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, Tensor):

@@ -35,11 +35,11 @@ def maps(batch: int = 2, dim: int = 4, kind: torch.dtype = torch.double) -> Tens
 @pytest.mark.parametrize("then", ["sum", "max", "gemean"])
 def test_it_is_algorithm_2(then: str) -> None:
     torch.manual_seed(0)
-    pool = GeneralizedSumPool(4, m=3, mu=0.4, eps=6.0, then=then).double()  # type: ignore[arg-type]
+    pool = GeneralizedSumPool(4, m=3, mu=0.4, eps=6.0, then=then).double()
     with torch.no_grad():
         pool.prototypes[0] *= 3  # one longer than 1, and one shorter
         pool.prototypes[1] *= 0.5
-    pooled, attributes = pool.pooled_by_prototypes(maps())
+    pooled, attributes = pool(maps(), attributes=True)
     assert attributes is not None
     for image, found, shares in zip(maps(), pooled, attributes, strict=True):
         cells = image.flatten(1).T
@@ -61,7 +61,7 @@ def test_it_is_algorithm_2(then: str) -> None:
 
 @pytest.mark.parametrize("solver", ["newton", "fixed_point"])
 def test_all_of_the_image_is_the_average(solver: str) -> None:
-    pooled = GeneralizedSumPool(4, mu=1.0, solver=solver)(maps(kind=torch.float))  # type: ignore[arg-type]
+    pooled = GeneralizedSumPool(4, mu=1.0, solver=solver)(maps(kind=torch.float))
     torch.testing.assert_close(pooled, maps(kind=torch.float).mean((2, 3)))
 
 
@@ -100,7 +100,7 @@ def test_a_location_at_a_prototype_has_a_gradient() -> None:
     pool(image).sum().backward()
     assert image.grad is not None
     assert torch.isfinite(image.grad).all()
-    assert torch.isfinite(pool.prototypes.grad).all()  # type: ignore[arg-type]
+    assert torch.isfinite(pool.prototypes.grad).all()
 
 
 # Prototypes.
@@ -121,7 +121,7 @@ def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = GeneralizedSumPool(4, m=5, mu=0.3, init="kcenter", init_steps=4).train()
     parameter, batches = pool.prototypes, torch.randn(6, 8, 4, 3, 3)
     for step, batch in enumerate(batches):
-        pooled, attributes = pool.pooled_by_prototypes(batch)
+        pooled, attributes = pool(batch, attributes=True)
         averaged = torch.allclose(pooled, batch.mean((2, 3)))
         assert averaged == (attributes is None) == (step < 4)
         pool.eval()(batch + 1)  # evaluations are not remembered
@@ -144,7 +144,7 @@ def test_the_optimizer_moves_prototypes(
         assert self.zero_shot is not None
         pair = self.head.pooling.prototypes, self.zero_shot.embeddings
         seen.append(torch.cat([part.detach() for part in pair]))
-        return step(self, *arguments)  # type: ignore[arg-type]
+        return step(self, *arguments)
 
     monkeypatch.setattr(GSP, "training_step", spy)
     options = [*SMALL, f"head.init={init}", "trainer.max_steps=6"]
@@ -187,7 +187,7 @@ def test_without_choice_and_zero_shot_it_is_the_baseline(method_of: Callable[...
         terms = objective_of(method, embeddings, labels)
         assert set(terms) == {"metric"}
         terms["metric"].backward()
-        values.append([embeddings, terms["metric"], next(method.backbone.parameters()).grad])  # type: ignore[union-attr, operator]
+        values.append([embeddings, terms["metric"], next(method.backbone.parameters()).grad])
     torch.testing.assert_close(*values, rtol=1e-4, atol=1e-6)
 
 
@@ -224,7 +224,7 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
         if trainer.global_step == 6:  # after the checkpoint of this step, in the middle of an epoch of 4
             raise Stop
 
-    parts.method.on_train_batch_end = stop  # type: ignore[method-assign]
+    parts.method.on_train_batch_end = stop
     with pytest.raises(Stop):
         train.fit(config, folder, parts, trainer)
     again = train.run(config, options)
@@ -294,8 +294,8 @@ def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytes
         method.zero_grad()
         loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
         method.on_after_backward()
-        assert all((p.grad is None) == rests for p in method.backbone.parameters())  # type: ignore[union-attr, operator]
-        assert all(p.grad is not None for p in method.head.parameters())  # type: ignore[union-attr, operator]
+        assert all((p.grad is None) == rests for p in method.backbone.parameters())
+        assert all(p.grad is not None for p in method.head.parameters())
         assert all(p.grad is not None for p in method.losses.parameters())
 
 

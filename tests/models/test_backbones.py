@@ -209,7 +209,7 @@ def test_recomputed_activations_change_nothing(kind: str) -> None:
             net(x).square().sum().backward()
     state = zip(kept.state_dict().items(), recomputed.state_dict().values(), strict=True)
     assert [name for (name, value), other in state if not torch.equal(value, other)] == []
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(kept.parameters(), recomputed.parameters(), strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(kept.parameters(), recomputed.parameters(), strict=True))
 
 
 class _Made(TorchDispatchMode):
@@ -219,7 +219,7 @@ class _Made(TorchDispatchMode):
         super().__init__()
         self.made: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, Tensor):

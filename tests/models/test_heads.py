@@ -35,7 +35,7 @@ def test_generalised_mean_learns_p(features: torch.Tensor) -> None:
     pool(features.requires_grad_()).sum().backward()
     assert pool.p.grad is not None
     assert pool.p.grad.abs() > 0
-    assert torch.isfinite(features.grad).all()  # type: ignore[arg-type]
+    assert torch.isfinite(features.grad).all()
 
 
 def test_head_shapes() -> None:

@@ -87,20 +87,20 @@ def test_smk(maps: Tensor) -> None:
 
 def test_cbam(maps: Tensor) -> None:
     pool = seeded(CBAM(4, reduction=2))
-    one, two = pool.channels[0], pool.channels[2]  # type: ignore[index]
+    one, two = pool.channels[0], pool.channels[2]
 
     def perceptron(x: Tensor) -> Tensor:
         return F.relu(x @ one.weight.T + one.bias) @ two.weight.T + two.bias
 
     weights = torch.sigmoid(perceptron(maps.mean((2, 3))) + perceptron(maps.amax((2, 3))))
     weighted = maps * weights[..., None, None]
-    space = torch.sigmoid(pool.space(torch.cat([weighted.mean(1, True), weighted.amax(1, True)], 1)))  # type: ignore[operator]
+    space = torch.sigmoid(pool.space(torch.cat([weighted.mean(1, True), weighted.amax(1, True)], 1)))
     torch.testing.assert_close(pool(maps), (weighted * space).flatten(2).mean(-1))
 
 
 def test_delf(maps: Tensor) -> None:
     pool = seeded(DeLF(4, hidden=6))
-    first, second = pool.score[0], pool.score[2]  # type: ignore[index]
+    first, second = pool.score[0], pool.score[2]
     total = torch.zeros(2, 4, dtype=torch.double)
     for b in range(2):
         for y in range(3):
@@ -113,15 +113,15 @@ def test_delf(maps: Tensor) -> None:
 
 def test_gsop(maps: Tensor) -> None:
     pool = seeded(GSoP(4, reduced=3)).eval()
-    cells = pool.reduce(maps).flatten(2)  # type: ignore[operator]
+    cells = pool.reduce(maps).flatten(2)
     for b in range(2):
         covariance = torch.as_tensor(np.cov(cells[b].detach().numpy(), bias=True))
         rows = [
             covariance[r] @ pool.rows.weight[4 * r + i, 0] + pool.rows.bias[4 * r + i]
             for r in range(3)
             for i in range(4)
-        ]  # type: ignore[index,union-attr]
-        weights = torch.sigmoid(pool.excite(F.leaky_relu(torch.stack(rows), 0.1)))  # type: ignore[operator]
+        ]
+        weights = torch.sigmoid(pool.excite(F.leaky_relu(torch.stack(rows), 0.1)))
         torch.testing.assert_close(pool(maps)[b], maps[b].mean((1, 2)) * weights)
 
 
@@ -160,10 +160,10 @@ def test_vlad_is_its_sum_over_residuals(maps: Tensor) -> None:
     for b in range(2):
         sums = torch.zeros(3, 4, dtype=torch.double)
         for f in maps[b].flatten(1).T:
-            scores = torch.stack([pool.assign.weight[k] @ f + pool.assign.bias[k] for k in range(3)])  # type: ignore[index,union-attr,operator]
+            scores = torch.stack([pool.assign.weight[k] @ f + pool.assign.bias[k] for k in range(3)])
             share = torch.exp(scores) / torch.exp(scores).sum()
             for k in range(3):
-                sums[k] += share[k] * (f - pool.prototypes[k])  # type: ignore[index]
+                sums[k] += share[k] * (f - pool.prototypes[k])
         wanted = torch.cat([row / row.norm() for row in sums])
         torch.testing.assert_close(pool(maps)[b], wanted)
 
@@ -239,4 +239,4 @@ def test_prototypes_share_the_width() -> None:
 )
 def test_options_out_of_range(make: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        make()  # type: ignore[operator]
+        make()

@@ -57,7 +57,7 @@ def test_newton_solves_the_problem_in_single_precision(kind: str, m: int, n: int
 def test_mass_is_kept(solver: str) -> None:
     cost = costs("distances", 16, 49).double()
     for mu, eps in itertools.product((0.1, 0.3, 0.7), (0.5, 5.0)):
-        rho, plan = transport_plan(cost, mu, eps, solver, 400 if solver == "fixed_point" else None)  # type: ignore[arg-type]
+        rho, plan = transport_plan(cost, mu, eps, solver, 400 if solver == "fixed_point" else None)
         torch.testing.assert_close(plan.sum((1, 2)), torch.full((20,), mu, dtype=torch.double))
         torch.testing.assert_close(rho + plan.sum(1), torch.full((20, 49), 1 / 49, dtype=torch.double))
 
@@ -127,7 +127,7 @@ def test_the_loop_does_not_leave_single_precision() -> None:
 
 def gradients(solve: Callable[[Tensor], tuple[Tensor, Tensor]], cost: Tensor, weights: list[Tensor]) -> Tensor:
     leaf = cost.clone().requires_grad_()
-    sum((part * weight).sum() for part, weight in zip(solve(leaf), weights, strict=True)).backward()  # type: ignore[union-attr]
+    sum((part * weight).sum() for part, weight in zip(solve(leaf), weights, strict=True)).backward()
     assert leaf.grad is not None
     return leaf.grad
 
@@ -156,7 +156,7 @@ def test_gradients_of_both_orders(mu: float, eps: float) -> None:
 @pytest.mark.parametrize("solver", ["newton", "fixed_point"])
 def test_all_of_the_mass_leaves_no_choice(solver: str) -> None:
     """Theorem 4.1."""
-    rho, plan = transport_plan(costs("uniform", 3, 5), 1.0, 5.0, solver)  # type: ignore[arg-type]
+    rho, plan = transport_plan(costs("uniform", 3, 5), 1.0, 5.0, solver)
     assert (rho == 0).all()
     torch.testing.assert_close(plan.sum(1), torch.full((20, 5), 0.2))
 

@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training.callbacks.course import Course
 
@@ -88,9 +89,14 @@ class HalveOnPlateau(Callback):
     """Halves the learning rate after so many epochs of the sampler without a lower loss; 0: never.
 
     Not a scheduler of Lightning's: it steps those after callbacks have written the step's checkpoint.
+
+    Raises:
+        UserError: a method that sets the learning rate itself.
     """
 
-    def __init__(self, patience: int, steps_per_epoch: int) -> None:
+    def __init__(self, patience: int, steps_per_epoch: int, method: Method) -> None:
+        if patience and method.sets_lr:
+            raise UserError(f"trainer.halve_lr_after and {method.sets_lr} both set the learning rate: choose one.")
         self.patience, self.steps_per_epoch = patience, steps_per_epoch
         self.plateau: ReduceLROnPlateau | None = None
         self.loss_of_epoch = torch.zeros(())

@@ -18,7 +18,8 @@ from dml.data.datamodule import DataModule
 from dml.data.samplers import Sampler
 from dml.errors import UserError
 from dml.losses import Loss
-from dml.methods.base import Method, NonFiniteLoss
+from dml.methods.base import Method
+from dml.methods.module import NonFiniteLoss
 from dml.training.callbacks.course import Course
 
 BATCHES = 32  # that are looked at before the training

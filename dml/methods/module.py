@@ -1,0 +1,129 @@
+"""What Lightning asks of a method: steps of training, validation and prediction, and the optimizer."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+
+from dml.data.datamodule import DataModule
+from dml.errors import UserError
+from dml.evaluation.evaluator import Collector, score
+from dml.evaluation.metrics import evaluate
+from dml.losses import Loss
+from dml.methods.output import Batch
+from dml.models.heads import LearnsLater
+
+
+class NonFiniteLoss(UserError):
+    """A term of the objective became NaN or infinite."""
+
+
+class TrainedModule(LightningModule):
+    """The plumbing below `Method`, which says what is embedded and minimised.
+
+    `trainer.fit`, `trainer.validate(method, data)` and `trainer.predict(method, data)` work from Python, with a
+    `DataModule`; runs of `python -m dml.run` are evaluated by callbacks.
+    """
+
+    losses: nn.ModuleList
+    make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    lr: float
+    head_lr_factor: float
+    rests_until: int  # step
+    sets_lr = ""  # the option by which the method changes the learning rate while it trains
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
+        self._collected = [Collector()]  # in a list: it is no part of the network
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm."""
+        raise NotImplementedError
+
+    def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms of the objective on this rank's part of a batch."""
+        raise NotImplementedError
+
+    def fresh(self) -> Iterable[nn.Module]:
+        """Modules that start from random values, trained with `lr * head_lr_factor`."""
+        return ()
+
+    def groups(self) -> Mapping[str, slice]:
+        """Learners that are tested together too."""
+        return {}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        terms = self.compute_terms(batch)
+        total = torch.stack(list(terms.values())).sum()
+        self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
+        self.log("loss", total.detach(), prog_bar=True, logger=False)
+        return total
+
+    def on_validation_epoch_start(self) -> None:
+        self._collected = [Collector().to(self.device)]
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._collected[0].update(self.embed(batch["image"]), batch["label"], batch["index"])
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs Recall@K, P@1, R-Precision and MAP@R of the data's test images, as `test/...`, and the learners'."""
+        data, table = self.trainer.datamodule, self._collected[0].table()  # type: ignore[attr-defined]
+        if self.trainer.sanity_checking:
+            return
+        assert isinstance(data, DataModule)
+        queries = table.take(data.query_rows)
+        gallery = None if data.gallery_rows is None else table.take(data.gallery_rows)
+
+        labels = None if gallery is None else gallery.labels
+
+        def retrieval(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
+            there = {"gallery": of_gallery, "gallery_labels": labels}
+            return evaluate(of_queries, queries.labels, **there, shared=True, clustering=False)  # type: ignore[arg-type]
+
+        metrics = score(queries, gallery, retrieval, groups=self.groups(), final=False)
+        self.log_dict(metrics, rank_zero_only=True)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """`[B,L,d]`."""
+        return self.embed(batch["image"])
+
+    def check_finite(self, term: str, value: Tensor) -> None:
+        """Raises NonFiniteLoss for a term that is NaN or infinite."""
+        if not torch.isfinite(value):
+            raise NonFiniteLoss(
+                f"The loss term '{term}' became {value.item()} at step {self.global_step + 1}: lower lr or set "
+                "trainer.gradient_clip_val."
+            )
+
+    def on_after_backward(self) -> None:
+        """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""
+        if self.global_step < self.rests_until:
+            for parameter in self._backbone():
+                parameter.grad = None
+        for module in self.modules():
+            if isinstance(module, LearnsLater):
+                for parameter in module.resting():
+                    parameter.grad = None
+
+    def _backbone(self) -> list[nn.Parameter]:
+        """Parameters that are neither fresh nor of a loss."""
+        others = {id(p) for module in (*self.fresh(), self.losses) for p in module.parameters()}
+        return [p for p in self.parameters() if id(p) not in others]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
+        fresh = {id(p): p for module in self.fresh() for p in module.parameters()}
+        groups: list[dict[str, Any]] = [
+            {"params": self._backbone(), "lr": self.lr},
+            {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},
+        ]
+        for loss in self.losses:
+            assert isinstance(loss, Loss)
+            # Proxies and beta are no weights: decay would pull them to zero.
+            groups.append({"params": list(loss.parameters()), "lr": self.lr * loss.lr_factor, "weight_decay": 0.0})
+        for group in groups:
+            group["params"] = [p for p in group["params"] if p.requires_grad]
+        return self.make_optimizer([group for group in groups if group["params"]])

@@ -1,0 +1,58 @@
+"""What a pass over a batch gives, and what a batch is.
+
+B images, L learners, d width of one learner, D = L*d.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dml.distributed import gather
+
+Batch = Mapping[str, Tensor]
+
+
+class Output:
+    """What a pass over B images gives: learner outputs, and whatever else the objective needs of it.
+
+    Args:
+        raw: learner outputs `[B,L,d]`, not scaled.
+        auxiliary: tensors with a row an image.
+    """
+
+    def __init__(self, raw: Tensor, **auxiliary: Tensor) -> None:
+        self.raw, self.auxiliary = raw, auxiliary
+
+    @cached_property
+    def embeddings(self) -> Tensor:
+        """`[B,L,d]`, each row of unit norm."""
+        return F.normalize(self.raw, dim=-1)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """`[B,L]`, of the raw outputs."""
+        return torch.linalg.vector_norm(self.raw, dim=-1)
+
+    def learner(self, i: int) -> tuple[Tensor, Tensor]:
+        """One learner's embeddings `[B,d]` of unit norm, and the norms `[B]` that they had."""
+        return self.embeddings[:, i], self.norms[:, i]
+
+    def ensemble(self) -> tuple[Tensor, Tensor]:
+        """The learners side by side, `[B,D]` of unit norm, and the norms `[B]` of their raw outputs side by side."""
+        side_by_side = self.embeddings.flatten(1) / math.sqrt(self.raw.shape[1])
+        return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
+
+    def of_all_ranks(self) -> "Output":
+        """The global batch, in float32 at least."""
+        raw = gather(self.raw)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        return Output(raw, **{name: gather(value) for name, value in self.auxiliary.items()})
+
+
+def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The terms of several losses, those of one name added up."""
+    return {name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]}

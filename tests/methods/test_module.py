@@ -1,0 +1,82 @@
+"""What Lightning asks of a method, from Python; and what a step gives to losses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from dml.losses import Loss
+from dml.methods.base import Method, Output
+from dml.runs.folder import RunFolder
+from dml.training.run import prepare, run
+from tests.conftest import TINY, objective_of
+
+
+def plain_trainer() -> pl.Trainer:
+    return pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You are using a custom batch sampler")
+def test_validate_and_predict_from_python(configure: Callable[..., DictConfig], capsys: object) -> None:
+    """The metrics of the run's own evaluation, and the embeddings of `embed` in the order of the rows."""
+    options = [*TINY, "method=abe", "trainer.max_steps=2", "protocol.clustering=false"]
+    metrics = run(configure(*options), options)
+    trained = torch.load(Path(configure().paths.output_dir) / "checkpoints" / "last.ckpt", weights_only=True)
+    parts, _ = prepare(configure(*options), RunFolder(Path("unused")))
+    parts.method.load_state_dict(trained["state_dict"])
+    (found,) = plain_trainer().validate(parts.method, datamodule=parts.data, verbose=False)
+    same = {name for name in metrics if name.startswith(("test/", "learners/"))}
+    assert found.keys() == same - {name for name in same if name.startswith(("test/nmi", "test/f1"))}
+    for name, value in found.items():
+        assert value == pytest.approx(metrics[name], abs=1e-6), name
+    predicted = plain_trainer().predict(parts.method, datamodule=parts.data)
+    assert predicted is not None
+    embeddings = torch.cat([batch for batch in predicted if isinstance(batch, Tensor)])
+    images = parts.data.test_images(parts.data.eval_rows[:5])
+    with torch.inference_mode():
+        expected = parts.method.eval().embed(images)
+    torch.testing.assert_close(embeddings[:5], expected, rtol=1e-4, atol=1e-5)
+    assert len(embeddings) == len(parts.data.eval_rows)
+
+
+class NormLoss(nn.Module):
+    """Wants the norms of the outputs, which images they are, and what a method computed; gives two terms."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor, norms: Tensor, index: Tensor) -> dict[str, Tensor]:
+        self.seen = norms, index
+        return {"pull": embeddings.sum(), "shorter": norms.square().mean()}
+
+
+def test_a_loss_gets_what_it_names_and_returns_named_terms(method_of: Callable[..., Method]) -> None:
+    method = method_of("method=abe", "method.M=2", "method.lambda_div=0")
+    losses = [NormLoss(), NormLoss()]
+    method.losses = nn.ModuleList(Loss(loss) for loss in losses)
+    raw = torch.randn(4, 2, 12, requires_grad=True)
+    terms = method.objective(Output(raw), {"label": torch.tensor([0, 0, 1, 1]), "index": torch.tensor([9, 4, 6, 2])})
+    assert set(terms) == {"pull", "shorter"}
+    norms = raw.norm(dim=-1)
+    torch.testing.assert_close(terms["shorter"], norms.square().mean(0).sum())
+    torch.testing.assert_close(losses[1].seen[0], norms[:, 1])
+    assert losses[0].seen[1].tolist() == [9, 4, 6, 2]
+    terms["shorter"].backward()
+    assert raw.grad is not None
+    torch.testing.assert_close(raw.grad, raw.detach() / 2)
+
+
+def test_the_ensemble_is_of_unit_norm_and_knows_its_raw_norm() -> None:
+    raw = torch.randn(5, 3, 4)
+    embeddings, norms = Output(raw).ensemble()
+    torch.testing.assert_close(embeddings.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(norms, raw.flatten(1).norm(dim=1))
+
+
+@pytest.mark.parametrize("name", ["baseline", "diablo", "dces"])
+def test_terms_of_any_name_pass_through_a_method(method_of: Callable[..., Method], name: str) -> None:
+    method = method_of(f"method={name}", *(["method.K=1"] if name == "dces" else []))
+    method.losses = nn.ModuleList([Loss(NormLoss())])
+    raw = torch.randn(4, 3 if name == "diablo" else 1, 24 // (4 if name == "diablo" else 1))
+    assert set(objective_of(method, raw, torch.tensor([0, 0, 1, 1]))) == {"pull", "shorter"}
