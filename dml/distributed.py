@@ -63,12 +63,12 @@ def is_first() -> bool:
     return not getattr(rank_zero_only, "rank", 0)
 
 
-def share_of(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
+def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
     """Every world-size-th of some pieces of work, from this rank's on; all of them on a single process."""
     return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
 
 
-def sum_of_shares(values: Tensor) -> Tensor:
+def sum_of_shards(values: Tensor) -> Tensor:
     """Values that each rank computed for its share and left at zero elsewhere, put together on all ranks, exactly."""
     if not is_initialized() or get_world_size() == 1:
         return values

@@ -22,16 +22,16 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file: a run's has some thousand bytes and five levels
 
 
-def replace_file(path: Path, content: str) -> None:
+def write_atomically(path: Path, content: str) -> None:
     """Writes beside, then renames: a kill, or a machine without power, leaves the old file or the new one."""
-    with beside(path) as new, new.open("w") as file:
+    with atomic_path(path) as new, new.open("w") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A place to write to, which takes the place of `path` at the end, or goes where writing failed."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -43,7 +43,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def torn(folder: Path, suffix: str) -> list[Path]:
-    """What a kill left of files that `beside` was writing; of names with that suffix alone."""
+    """What a kill left of files that `atomic_path` was writing; of names with that suffix alone."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
     return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
 
@@ -58,7 +58,7 @@ class WholeCheckpoints(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside(path) as new:
+        with atomic_path(path) as new:
             with new.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()

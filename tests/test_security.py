@@ -64,7 +64,7 @@ def checkpoint(configure: Callable[..., DictConfig], tmp_path: Path) -> Callable
         "builtins.exec",
         "torch.hub.load",
         "torch.nn.modules.module.torch.hub.load",
-        "dml.files.replace_file",
+        "dml.files.write_atomically",
     ],
 )
 def test_a_checkpoint_that_asks_for_more_than_a_network_is_refused(

@@ -21,7 +21,7 @@ from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
 from dml.errors import UserError
 from dml.figures import summaries
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.runs.scores import QUERIES, Queries, read_queries
 
 LEVEL = 0.95
@@ -210,7 +210,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
             picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
         sides = {"a": str(a), "b": str(b), "runs": both.runs}
         text = json.dumps(sides | {"draws": draws, "seed": seed, "figures": content}, indent=1)
-        replace_file(out / "comparison.json", text + "\n")
+        write_atomically(out / "comparison.json", text + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
     print(f"A: {a}\nB: {b}")

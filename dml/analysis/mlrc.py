@@ -23,7 +23,7 @@ from dml.configuration.ranges import WholeNumber, check_value
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate
 from dml.figures import summaries
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.runs.collecting import Run, leaves
 from dml.runs.scores import read_embeddings
 
@@ -185,15 +185,15 @@ def _draws(rng: np.random.Generator, of_fold: Sequence[Sequence[Model]]) -> np.n
 def _figures(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     """Of embeddings side by side, each of unit norm, as is up to a factor their concatenation."""
 
-    def beside(name: str) -> np.ndarray | None:
+    def atomic_path(name: str) -> np.ndarray | None:
         return np.concatenate([of[name] for of in parts], axis=1) / math.sqrt(len(parts)) if name in parts[0] else None
 
-    embeddings = beside("embeddings")
+    embeddings = atomic_path("embeddings")
     assert embeddings is not None
     return evaluate(
         embeddings,
         parts[0]["labels"],
-        gallery=beside("gallery"),
+        gallery=atomic_path("gallery"),
         gallery_labels=parts[0].get("gallery_labels"),
         ks=(1,),
         clustering=False,
@@ -225,7 +225,7 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
         summaries.collections([(one.label, _points(one.collections, one.independent)) for one in found]).savefig(
             picture
         )
-        replace_file(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
     for one in found:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from dml.data.images import VERSION, quiet, reason
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import write_atomically
 
 
 def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Records:
@@ -108,7 +108,7 @@ def _remembered(memory: Path) -> dict[str, str] | None:
 def _remember(memory: Path, bad: dict[str, str]) -> None:
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(memory, json.dumps(bad))  # whole or not at all, whoever else is checking
+        write_atomically(memory, json.dumps(bad))  # whole or not at all, whoever else is checking
     except OSError as error:
         raise UserError(
             f"the cache folder {memory.parent} cannot be written ({error.strerror}): set paths.cache_dir"

@@ -29,7 +29,7 @@ from urllib.request import (
 from tqdm import tqdm
 
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import write_atomically
 
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds after the first attempt, doubled each time
@@ -197,7 +197,7 @@ def _take_on(url: str, part: Path, at_most: int | None) -> None:
             if mark.startswith("W/"):  # of a weak one servers must not go on
                 mark = ""
             part.unlink(missing_ok=True)  # before what is said of another file
-            replace_file(_note(part), json.dumps({"url": url, "is": mark, "size": size}))
+            write_atomically(_note(part), json.dumps({"url": url, "is": mark, "size": size}))
         start = have if goes_on else 0
         bound = _Bound(url, part, start, at_most)
         if size is not None and size > bound.limit:

@@ -23,7 +23,7 @@ from dml.data.fetch import fetch
 from dml.data.records import Records
 from dml.data.unpack import Damaged, take
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import write_atomically
 
 DEPTH = 5  # folders in folders that a re-packaging may add
 
@@ -214,7 +214,7 @@ def _write_card(config: DictConfig, root: Path, records: Records, files: Sequenc
         "date": time.strftime("%Y-%m-%d"),
         "dml": dml.__version__,
     }
-    replace_file(root / "dataset.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(root / "dataset.json", json.dumps(card, indent=1, ensure_ascii=False) + "\n")
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dml.distributed import share_of, sum_of_shares
+from dml.distributed import rank_shard, sum_of_shards
 from dml.errors import UserError
 from dml.evaluation.clustering import clustering_scores, kmeans
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
@@ -141,12 +141,12 @@ def rank(
     best, r_precision, average_precision = (
         positives.new_zeros(len(queries), dtype=kind) for kind in (torch.int64, torch.float64, torch.float64)
     )
-    mine = torch.cat([rows[:0], *share_of(rows.split(TILE))]) if shared else rows
+    mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
     for at, strip in strips(Space.of(queries, items[order]), mine, block):
         nearness = _take_positives(strip, start[at], length[at], own[at])
         best[at], r_precision[at], average_precision[at] = _rank_block(strip, nearness, positives[at])
     if shared:
-        best, r_precision, average_precision = map(sum_of_shares, (best, r_precision, average_precision))
+        best, r_precision, average_precision = map(sum_of_shards, (best, r_precision, average_precision))
     return Ranking(*(figure.cpu().numpy() for figure in (best, r_precision, average_precision, positives)))
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dml.distributed import from_all_ranks, share_of
+from dml.distributed import from_all_ranks, rank_shard
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.metrics import rank
@@ -61,7 +61,7 @@ def across_cameras(
         [as_labels(gallery_labels, items, "gallery_labels"), as_labels(gallery_cameras, items, "gallery_cameras")]
     )
     rows = torch.arange(len(queries), device=queries.device)
-    mine = torch.cat([rows[:0], *share_of(rows.split(TILE))]) if shared else rows
+    mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
     ahead_of: dict[int, np.ndarray] = {}  # of each query and each of its positives, the negatives at least as near
     for at, strip in strips(Space.of(queries, items), mine, block):
         strip = strip[:, : len(items)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from dml.files import beside
+from dml.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Plot:
 
     def save(self, path: Path) -> None:
         """Writes it as PNG."""
-        with beside(path) as new:
+        with atomic_path(path) as new:
             if isinstance(self.figure, Figure):
                 self.figure.savefig(new, format="png")
             else:

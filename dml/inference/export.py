@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import beside, replace_file
+from dml.files import atomic_path, write_atomically
 from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
@@ -161,7 +161,7 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
     path.unlink(missing_ok=True)  # one of other weights must not stay where this one fails
     make, runs = MAKE[kind]
     content = make(program)
-    with beside(path) as new:
+    with atomic_path(path) as new:
         new.write_bytes(content)
         apart = difference(network, runs(new), image_size)
         if not apart <= TOLERANCE:
@@ -222,7 +222,7 @@ def export(
         parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
         print(f"{folder / FILES[kind]}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
     content["parity"] = parity
-    replace_file(folder / "model.json", json.dumps(content, indent=1) + "\n")
+    write_atomically(folder / "model.json", json.dumps(content, indent=1) + "\n")
     return content
 
 

@@ -19,7 +19,7 @@ from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Count, check_value
 from dml.data.images import decode, quiet
 from dml.errors import UserError
-from dml.files import beside, replace_file
+from dml.files import atomic_path, write_atomically
 from dml.inference.embedding import Trained, embed, image_files, report_skipped, shown
 from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
 from dml.reporting.page import render
@@ -142,7 +142,7 @@ def search(
     _print(results)
     page = folder / PAGE
     try:
-        replace_file(page, _html(results, trained, len(gallery.paths)))
+        write_atomically(page, _html(results, trained, len(gallery.paths)))
     except OSError as error:
         raise UserError(f"{page} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Results: {page}")
@@ -163,7 +163,7 @@ def _store(folder: Path, vectors: Vectors, source: Path | None = None) -> Galler
 def _write_index(folder: Path, index: Any) -> None:
     """Raises UserError where it cannot be written."""
     try:
-        with beside(folder / INDEX) as new:
+        with atomic_path(folder / INDEX) as new:
             new.write_bytes(_content(index))
     except OSError as error:
         raise UserError(

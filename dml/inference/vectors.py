@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dml.errors import UserError
-from dml.files import beside
+from dml.files import atomic_path
 from dml.runs.reading import check, reading
 
 UNIT = 1e-3  # how far from 1 a norm may be
@@ -66,7 +66,7 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
     if learners is not None:
         content["learners"] = learners
     try:
-        with beside(path) as new, new.open("wb") as file:
+        with atomic_path(path) as new, new.open("wb") as file:
             np.savez(file, allow_pickle=False, **content)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): name another with -o.") from error

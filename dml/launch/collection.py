@@ -10,7 +10,7 @@ from dml.analysis.mlrc import write_aggregate
 from dml.configuration.options import check
 from dml.configuration.trainings import pieces
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.launch.job import job
 from dml.process import processes
 from dml.reporting.summary import write_summary
@@ -85,7 +85,7 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     write_summary([folder.path], folder.path)
     if "fold" in config.protocol and config.protocol.fold is None:
         metrics |= write_aggregate([folder.path], folder.path)
-    replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    write_atomically(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from dml.figures import course, summaries
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.papers.catalogue import Compared, Experiment, Measurement, Row, Training
 from dml.papers.trainings import finished
 from dml.reporting.page import render
@@ -319,5 +319,5 @@ def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
         "experiments.html.jinja", content=content, number=number, printed=printed, columns=columns, places=places
     )
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(out / "index.html", page)
+    write_atomically(out / "index.html", page)
     return out / "index.html"

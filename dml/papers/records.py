@@ -13,7 +13,7 @@ from typing import Any
 
 from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
-from dml.files import beside, replace_file
+from dml.files import atomic_path, write_atomically
 from dml.papers.catalogue import Compared, Experiment, Measurement, Training, load
 from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
@@ -123,7 +123,7 @@ def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequenc
             "measured": [asdict(one) for one in all_of_them.values()],
             "compared": [asdict(one) for one in differences.values()],
         }
-        replace_file(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
 
 
@@ -150,6 +150,6 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
         keep(experiment, [], compare_rows(experiment, changes, out))
         if (picture := comparison(load(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
-            with beside(path) as new:
+            with atomic_path(path) as new:
                 picture.savefig(new, format="png")
             print(f"Drawn: {path}")

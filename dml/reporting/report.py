@@ -15,7 +15,7 @@ from dml.evaluation.evaluator import Table
 from dml.evaluation.protocol import Split
 from dml.figures import course, embeddings, galleries
 from dml.figures.plot import Plot
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.reporting.page import render
 from dml.reporting.table import monitor, rows, tested, title
 
@@ -51,7 +51,7 @@ def write_report(
         plot.save(pictures[plot.name])
     sources = {name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()}
     html = _html(records.name, config, metrics, learners, {plot.name: plot for plot in common}, plots, sources)
-    replace_file(folder / "report.html", html)
+    write_atomically(folder / "report.html", html)
     return pictures
 
 

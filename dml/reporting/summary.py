@@ -22,7 +22,7 @@ from tabulate import tabulate
 from dml.configuration.identity import label
 from dml.errors import UserError
 from dml.figures import course, summaries
-from dml.files import beside, replace_file
+from dml.files import atomic_path, write_atomically
 from dml.reporting.page import render
 from dml.runs.collecting import Row, leaves, rows
 from dml.runs.log import read_metrics
@@ -87,11 +87,11 @@ def write_summary(folders: Sequence[Path], out: Path, metric: str = "test/recall
     try:
         place.mkdir(parents=True, exist_ok=True)
         for name, figure in drawn.items():
-            with beside(pictures[name]) as new:
+            with atomic_path(pictures[name]) as new:
                 figure.savefig(new, format="png")
         for kind, text in texts.items():
-            replace_file(out / f"summary.{kind}", text)
-        replace_file(page, _html(table, shown, pictures, list(swept)))
+            write_atomically(out / f"summary.{kind}", text)
+        write_atomically(page, _html(table, shown, pictures, list(swept)))
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
     print(f"Report: {page}")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.identity import flat
 from dml.distributed import is_first
 from dml.errors import UserError, no_room
-from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, replace_file, sound, torn
+from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, sound, torn, write_atomically
 from dml.runs.provenance import add_start, hardware
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
@@ -168,8 +168,8 @@ class RunFolder:
         with self._writing():
             # First of all, so that the folder of a run killed here is known as one.
             self.path.mkdir(parents=True, exist_ok=True)
-            replace_file(self.config_file, OmegaConf.to_yaml(config, resolve=True))
-            replace_file(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
+            write_atomically(self.config_file, OmegaConf.to_yaml(config, resolve=True))
+            write_atomically(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -287,7 +287,7 @@ class RunFolder:
         return found
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
-        replace_file(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        write_atomically(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

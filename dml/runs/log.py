@@ -13,7 +13,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.errors import UserError
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.runs.reading import is_logged
 
 log = logging.getLogger("dml")
@@ -81,7 +81,7 @@ class FolderLogger(Logger):
             records = read_metrics(self.path)
             if (lost := self.path.read_bytes().count(b"\n") - len(records)) > 0:
                 log.warning("%d lines of %s are damaged, and left out.", lost, self.path)
-            replace_file(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
+            write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
 
     @rank_zero_only
     def save(self) -> None:
@@ -91,7 +91,7 @@ class FolderLogger(Logger):
         writer = csv.DictWriter(table, list(dict.fromkeys(name for record in records for name in record)))
         writer.writeheader()
         writer.writerows(records)
-        replace_file(self.path.parent / "metrics.csv", table.getvalue())
+        write_atomically(self.path.parent / "metrics.csv", table.getvalue())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dml.files import replace_file
+from dml.files import write_atomically
 
 FILE = "provenance.json"
 
@@ -37,7 +37,7 @@ def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         **(more or {}),
     }
-    replace_file(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
+    write_atomically(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:

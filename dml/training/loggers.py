@@ -15,7 +15,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.configuration.identity import flat
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.process import SWEPT
 from dml.runs.folder import RunFolder
 
@@ -40,7 +40,7 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
     os.environ.setdefault("WANDB_DATA_DIR", str(Path(folder).absolute()))  # else tables are staged in the home folder
     id_file = Path(folder) / "wandb_id"
     if first and not id_file.exists():
-        replace_file(id_file, secrets.token_hex(4))
+        write_atomically(id_file, secrets.token_hex(4))
     mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
     options = _names(Path(folder)) | ({"group": group} if group else {})
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from dml.configuration.composition import CONF, composed
 from dml.errors import stop
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.methods.base import Method
 from dml.models.gsp import GeneralizedSumPool
 from dml.training.build import build_method
@@ -241,7 +241,7 @@ def main() -> None:
         for name, figures in found.items():
             told.setdefault(name, {}).update(figures)
     if options.out is not None:
-        replace_file(options.out / "metrics.json", json.dumps(told, indent=1) + "\n")
+        write_atomically(options.out / "metrics.json", json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

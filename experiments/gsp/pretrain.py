@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from dml.configuration.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 from dml.data.cifar import IMAGES, Cifar100, cifar100
 from dml.errors import UserError, stop
-from dml.files import WholeCheckpoints, replace_file
+from dml.files import WholeCheckpoints, write_atomically
 from dml.models.backbones.resnet_cifar import resnet20
 
 PADDING = 4
@@ -152,7 +152,7 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
     torch.save({f"backbone.{name}": value for name, value in module.backbone.state_dict().items()}, beside)
     beside.replace(out)
     told = {"accuracy": module.accuracy, "epochs": epochs, "batch": batch, "lr": lr, "weight_decay": weight_decay}
-    replace_file(out.with_suffix(".json"), json.dumps(told | {"seed": seed}, indent=1) + "\n")
+    write_atomically(out.with_suffix(".json"), json.dumps(told | {"seed": seed}, indent=1) + "\n")
     return module.accuracy[-1]
 
 

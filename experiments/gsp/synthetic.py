@@ -31,7 +31,7 @@ from tqdm import trange
 from dml.configuration.ranges import Count, Positive, Seed, check_value
 from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.models.gsp import GeneralizedSumPool
 
 CLASSES, OWN, SHARED, SAMPLE = 16, 4, 4, 50
@@ -147,7 +147,7 @@ def main() -> None:
     draw(panels, options.out / "hulls.png")
     told = {name: figures for name, (figures, _, _) in panels.items()}
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    replace_file(
+    write_atomically(
         options.out / "metrics.json",
         json.dumps({"settings": settings} | {f"{name} of tokens": of for name, of in told.items()}, indent=1) + "\n",
     )

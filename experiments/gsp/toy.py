@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
 from dml.errors import stop
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.models.transport import transport_plan
 
 SIDE = 10
@@ -87,7 +87,7 @@ def main() -> None:
     for one in axes:
         one.set(xticks=[], yticks=[])
     figure.savefig(folder / "toy.png")
-    replace_file(folder / "metrics.json", json.dumps(told, indent=1) + "\n")
+    write_atomically(folder / "metrics.json", json.dumps(told, indent=1) + "\n")
     for name, figures in told.items():
         print(name, ", ".join(f"{figure} {value:.3g}" for figure, value in figures.items()), sep=": ")
     print(folder / "toy.png")

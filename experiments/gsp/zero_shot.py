@@ -37,7 +37,7 @@ from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_v
 from dml.data.cifar import cifar100
 from dml.errors import UserError, stop
 from dml.figures.maps import pooling_weights, prototype_colours
-from dml.files import replace_file
+from dml.files import write_atomically
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
 from dml.training.build import build_method
@@ -156,7 +156,7 @@ def main() -> None:
         stop(str(mistake))
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     draw(histograms, names, options.out / "histograms.png")
-    replace_file(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
+    write_atomically(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
     for name, figures in told.items():
         print(name, {key: round(value, 4) for key, value in figures.items()})
 
