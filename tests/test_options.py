@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import make
+from dml.configuration.components import instantiate
 from dml.configuration.composition import CONF
 from dml.configuration.composition import composed as compose
 from dml.configuration.options import check, compare, filled, parameters
@@ -147,10 +147,10 @@ def told_to_stop() -> None:
 
 def test_a_signal_while_a_component_is_made_is_a_signal() -> None:
     with pytest.raises(Interrupted, match="SIGTERM"):
-        make(OmegaConf.create({"_target_": f"{__name__}.told_to_stop"}))
+        instantiate(OmegaConf.create({"_target_": f"{__name__}.told_to_stop"}))
     inner = {"_target_": f"{__name__}.told_to_stop"}
     with pytest.raises(Interrupted, match="SIGTERM"):
-        make(OmegaConf.create({"_target_": "builtins.dict", "inner": inner}))
+        instantiate(OmegaConf.create({"_target_": "builtins.dict", "inner": inner}))
 
 
 def test_too_little_memory_is_told() -> None:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import hydra.utils
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from dml.errors import Interrupted, UserError
@@ -17,7 +17,7 @@ class Waits:
         raise NotImplementedError(f"{type(self).__name__} has to define waits()")
 
 
-def make(config: DictConfig, **arguments: Any) -> Any:
+def instantiate(config: DictConfig, **arguments: Any) -> Any:
     """`hydra.utils.instantiate`, with a user's mistake told as such.
 
     Raises:
@@ -25,7 +25,7 @@ def make(config: DictConfig, **arguments: Any) -> Any:
             TypeError or ValueError.
     """
     try:
-        return instantiate(config, **arguments)
+        return hydra.utils.instantiate(config, **arguments)
     except InstantiationException as error:
         cause: BaseException | None = error
         while isinstance(cause, InstantiationException):  # a component inside another

@@ -3,7 +3,7 @@
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import make
+from dml.configuration.components import instantiate
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -14,7 +14,7 @@ def open_dataset(config: DictConfig) -> Records:
     OmegaConf.set_struct(options, False)
     options.pop("cache")  # of all data sets: see _caches
     try:
-        return make(options)
+        return instantiate(options)
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno:

@@ -9,8 +9,11 @@ import numpy as np
 from dml.errors import UserError
 
 
-def need_faiss() -> Any:
+def need_faiss(what: str = "K-means") -> Any:
     """The module faiss.
+
+    Args:
+        what: needs it.
 
     Raises:
         UserError: it is not installed.
@@ -19,8 +22,8 @@ def need_faiss() -> Any:
         import faiss
     except ImportError as error:
         raise UserError(
-            "K-means needs faiss, which is not installed: install dml[cpu] or dml[gpu] (without it, evaluate with "
-            "protocol.clustering=false)."
+            f"{what} needs faiss, which is not installed: install dml[cpu] or dml[gpu] (an evaluation does without it "
+            "with protocol.clustering=false)."
         ) from error
     return faiss
 

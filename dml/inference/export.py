@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 
 INPUT, OUTPUT = "images", "embeddings"
 
-Run = Callable[[Tensor], Tensor]
+Exported = Callable[[Tensor], Tensor]
 
 
 class Embedding(nn.Module):
@@ -103,7 +103,7 @@ def as_onnx(program: ExportedProgram) -> bytes:
     return content
 
 
-def run_torch(path: Path) -> Run:
+def run_torch(path: Path) -> Exported:
     """Images -> embeddings by a file of `as_torch`."""
     with path.open("rb") as file:
         module = torch.export.load(io.BytesIO(file.read())).module()
@@ -116,7 +116,7 @@ def run_torch(path: Path) -> Run:
     return run
 
 
-def run_onnx(path: Path) -> Run:
+def run_onnx(path: Path) -> Exported:
     """Images -> embeddings by a file of `as_onnx`, on the CPU."""
     session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
@@ -126,13 +126,13 @@ def run_onnx(path: Path) -> Run:
     return run
 
 
-MAKE: dict[str, tuple[Callable[[ExportedProgram], bytes], Callable[[Path], Run]]] = {
+MAKE: dict[str, tuple[Callable[[ExportedProgram], bytes], Callable[[Path], Exported]]] = {
     "torch": (as_torch, run_torch),
     "onnx": (as_onnx, run_onnx),
 }
 
 
-def difference(network: Embedding, run: Run, image_size: int) -> float:
+def difference(network: Embedding, run: Exported, image_size: int) -> float:
     """The largest absolute difference between two ways to embed the same random images, in `COMPARED` batches."""
     random = torch.Generator().manual_seed(0)
     largest = 0.0

@@ -19,6 +19,7 @@ from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Count, check_value
 from dml.data.images import decode, quiet
 from dml.errors import UserError
+from dml.evaluation.clustering import need_faiss
 from dml.files import atomic_path, write_atomically
 from dml.inference.embedding import Trained, embed, image_files, report_skipped, shown
 from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
@@ -48,25 +49,14 @@ class Found:
     similarities: list[float]
 
 
-def need_faiss() -> Any:
-    """The module faiss. Raises UserError where it is not installed."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise UserError(
-            "dml.search needs faiss, which is not installed: pip install '.[cpu]' (or '.[gpu]')."
-        ) from error
-    return faiss
-
-
 def index_of(embeddings: np.ndarray) -> Any:
     """An exact faiss index for cosines of unit vectors `[M,D]`. Raises as `need_faiss`."""
-    index = need_faiss().IndexFlatIP(embeddings.shape[1])
+    index = need_faiss("dml.search").IndexFlatIP(embeddings.shape[1])
     index.add(np.ascontiguousarray(embeddings, np.float32))
     return index
 
 
-def nearest(gallery: Gallery, queries: np.ndarray, names: Sequence[str], k: int) -> list[Found]:
+def search_gallery(gallery: Gallery, queries: np.ndarray, names: Sequence[str], k: int) -> list[Found]:
     """The k nearest of the gallery to each of the queries `[Q,D]`, whose names are given.
 
     Raises:
@@ -111,7 +101,7 @@ def search(
         UserError: faiss is missing; no such run, gallery or query; images that cannot be read; vectors of another width
             or of other weights than the run's; k above the size of the gallery; a folder that cannot be written.
     """
-    need_faiss()
+    need_faiss("dml.search")
     check_value("-k", k, Count)
     asked = image_files(queries)
     indexed = (place / INDEX).is_file()
@@ -138,7 +128,7 @@ def search(
     _check_k(k, len(gallery.paths))
     of_queries = embed(trained, asked, batch_size=batch_size, skip=skip)
     report_skipped(of_queries)
-    results = nearest(gallery, of_queries.embeddings, [str(file) for file in of_queries.files], k)
+    results = search_gallery(gallery, of_queries.embeddings, [str(file) for file in of_queries.files], k)
     _print(results)
     page = folder / PAGE
     try:
@@ -173,7 +163,7 @@ def _write_index(folder: Path, index: Any) -> None:
 
 def _content(index: Any) -> bytes:
     """Of the file of an index."""
-    content: bytes = need_faiss().serialize_index(index).tobytes()
+    content: bytes = need_faiss("dml.search").serialize_index(index).tobytes()
     return content
 
 

@@ -140,7 +140,7 @@ class ABE(Ensemble):
     def attention(self, images: Tensor) -> Tensor:
         return self.masks(self.spatial(images))
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return self.masks.A, self.head
 
 
@@ -183,7 +183,7 @@ class MHeads(Ensemble):
     def attention(self, images: Tensor) -> Tensor | None:
         return None if self.masks is None else self.masks(self.spatial(images))
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return (self.heads,) if self.masks is None else (self.masks.A, self.heads)
 
 
@@ -221,7 +221,7 @@ class MTails(Ensemble):
         features = torch.stack([spatial(images) for spatial in self.spatials], dim=1)  # [B,M,C,h,w]
         return Output(stacked(self.embedding, self.head, features))
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return (self.head,)
 
 

@@ -51,7 +51,7 @@ class Method(TrainedModule, Waits):
         losses: one a learner (each with its own proxies, beta or memory), unless `objective` says otherwise.
         optimizer: `parameter groups -> optimizer`, for example a partial of `torch.optim.Adam`.
         lr: learning rate of the backbone.
-        head_lr_factor: what starts from random values (`fresh`) learns at `lr` times this; losses have factors of
+        head_lr_factor: what starts from random values (`new_modules`) learns at `lr` times this; losses have factors of
             their own.
         activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
         unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
@@ -126,7 +126,7 @@ class Method(TrainedModule, Waits):
         before its checkpoint: what it changes is found there by a resumed run. Returns figures to log."""
         return {}
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 

@@ -26,5 +26,5 @@ class Baseline(Method):
     def learners(self, images: Tensor) -> Output:
         return Output(self.head(self.backbone(images))[:, None])
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return (self.head,)

@@ -146,7 +146,7 @@ class DCES(Method):
     def learners(self, images: Tensor) -> Output:
         return Output(self.head(self.backbone(images)).unflatten(1, (len(self.slices), -1)))
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return (self.head,)
 
     def projections(self) -> Iterable[nn.Linear]:

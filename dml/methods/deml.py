@@ -229,7 +229,7 @@ class DeML(Method):
             )
         return [*drawn, attention_plot(images, self.attention(seen))] if self.channel_attention else drawn
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         """The learners alone: "10 times learning rate for the learners" (section 4)."""
         for scale in self.scales:
             assert isinstance(scale, Scale)

@@ -100,7 +100,7 @@ class DIABLO(Method):
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
         return [attention_plot(images, self.weights(self.F(self.normalized(images))))]
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return self.dictionary, self.heads
 
 

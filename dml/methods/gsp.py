@@ -146,7 +146,7 @@ class GSP(Baseline):
             found.append(self.shares(self.normalized(seen)).attributes.float().cpu())
         return torch.cat(found), torch.as_tensor(labels[np.concatenate(chosen)])
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         return (self.head,) if self.zero_shot is None else (self.head, self.zero_shot)
 
     def training_only(self) -> Iterable[nn.Module]:

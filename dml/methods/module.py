@@ -47,7 +47,7 @@ class TrainedModule(LightningModule):
         """The terms of the objective on this rank's part of a batch."""
         raise NotImplementedError
 
-    def fresh(self) -> Iterable[nn.Module]:
+    def new_modules(self) -> Iterable[nn.Module]:
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 
@@ -110,12 +110,12 @@ class TrainedModule(LightningModule):
 
     def _backbone(self) -> list[nn.Parameter]:
         """Parameters that are neither fresh nor of a loss."""
-        others = {id(p) for module in (*self.fresh(), self.losses) for p in module.parameters()}
+        others = {id(p) for module in (*self.new_modules(), self.losses) for p in module.parameters()}
         return [p for p in self.parameters() if id(p) not in others]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
-        fresh = {id(p): p for module in self.fresh() for p in module.parameters()}
+        fresh = {id(p): p for module in self.new_modules() for p in module.parameters()}
         groups: list[dict[str, Any]] = [
             {"params": self._backbone(), "lr": self.lr},
             {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},

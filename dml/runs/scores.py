@@ -12,6 +12,7 @@ from dml.errors import UserError
 from dml.evaluation.evaluator import Table
 from dml.evaluation.inputs import as_embeddings, as_labels
 from dml.evaluation.protocol import Conventional, Split
+from dml.files import atomic_path
 from dml.runs.reading import check, reading
 
 REPEAT = "repeat the run"
@@ -101,6 +102,5 @@ def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> 
 
 
 def _save(path: Path, **arrays: Any) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    np.savez(beside, **arrays)
-    os.replace(beside, path)
+    with atomic_path(path) as new, new.open("wb") as file:
+        np.savez(file, **arrays)

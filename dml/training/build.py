@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import Waits, make
+from dml.configuration.components import Waits, instantiate
 from dml.configuration.options import check
 from dml.data.cache import ImageCache
 from dml.data.cache import build as build_cache
@@ -49,7 +49,7 @@ def build(config: DictConfig) -> Parts:
     check(config)
     _check_sizes(config)
     pl.seed_everything(config.seed, verbose=False)
-    protocol: Conventional = make(config.protocol)
+    protocol: Conventional = instantiate(config.protocol)
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
     check_split(records, split)
@@ -76,7 +76,7 @@ def _check_sizes(config: DictConfig) -> None:
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
-    train, test = make(config.transform.train), make(config.transform.test)
+    train, test = instantiate(config.transform.train), instantiate(config.transform.test)
     train_cache, test_cache = _caches(config, records, train, test)
     train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
     return DataModule(
@@ -84,7 +84,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         split.train,
         split.query,
         split.gallery,
-        make(config.sampler, labels=train_labels, seed=config.seed),
+        instantiate(config.sampler, labels=train_labels, seed=config.seed),
         train,
         test,
         seed=config.seed,
@@ -118,14 +118,16 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     Raises:
         UserError: whatever the components say of their options.
     """
-    backbone = make(config.backbone)
+    backbone = instantiate(config.backbone)
 
     def head(dim: int) -> Head:
-        return make(config.head, in_channels=backbone.dim, dim=dim)
+        return instantiate(config.head, in_channels=backbone.dim, dim=dim)
 
     def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
-        return make(config.loss)
+        return instantiate(config.loss)
 
-    method: Method = make(config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim)
+    method: Method = instantiate(
+        config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim
+    )
     return method.to(memory_format=torch.channels_last)

@@ -15,7 +15,7 @@ import yaml
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import make
+from dml.configuration.components import instantiate
 from dml.configuration.composition import CONF
 from dml.data.transforms import Transform
 from dml.errors import UserError
@@ -72,7 +72,7 @@ def rebuild(path: Path) -> Rebuilt:
         network = {name: value for name, value in checkpoint["state_dict"].items() if not name.startswith("losses.")}
         kept = {name: value for name, value in method.state_dict().items() if name.startswith("losses.")}
         method.load_state_dict(network | kept)
-        image_to_tensor = make(config.transform.test)
+        image_to_tensor = instantiate(config.transform.test)
     except UserError as error:
         raise UserError(f"{path} cannot be rebuilt: {error}") from error
     except Exception as error:  # whatever a network makes of options that no run has

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 from omegaconf import DictConfig
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from dml.configuration.components import make
+from dml.configuration.components import instantiate
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
@@ -93,7 +93,7 @@ def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Trains from the last checkpoint on, with all loggers. Raises UserError where Lightning refuses an option."""
-    trainer.loggers = [FolderLogger(folder.path), *(make(one) for one in config.logger.values())]
+    trainer.loggers = [FolderLogger(folder.path), *(instantiate(one) for one in config.logger.values())]
     for logger in trainer.loggers:
         logger.log_hyperparams(shareable(config))
     try:
