@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.errors import UserError
 from dml.files import read_yaml
 from dml.launch.sweep import Sweep
-from dml.runs.folder import RunFolder
+from dml.runs.folder import FORMAT, RunFolder
 from dml.runs.log import FolderLogger, read_metrics
 from dml.training import run as training
 from dml.training.run import run
@@ -36,7 +36,8 @@ def begin(configure: Configure, *overrides: str, step: int = 2, finished: bool =
 
 def save(path: Path, config: DictConfig, step: int, finished: bool) -> None:
     container = OmegaConf.to_container(config, resolve=True)
-    torch.save({"state_dict": {}, "config": container, "finished": finished, "global_step": step}, path)
+    saved = {"state_dict": {}, "config": container, "finished": finished, "global_step": step, "format": FORMAT}
+    torch.save(saved, path)
 
 
 def content(folder: Path) -> dict[Path, bytes]:
@@ -243,3 +244,13 @@ def test_a_sweep_whose_place_names_no_folder(configure: Configure, capsys: pytes
     with pytest.raises(SystemExit):
         Sweep().on_multirun_start(configure("paths.sweep_dir=null"))
     assert "paths.sweep_dir=null is no folder: name one." in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_version_is_not_trained_on(configure: Configure) -> None:
+    folder = begin(configure, finished=False)
+    config = configure(*SHORT, *SIZES)
+    saved = torch.load(folder.last, weights_only=True)
+    del saved["format"]
+    torch.save(saved, folder.last)
+    with pytest.raises(UserError, match=r"last\.ckpt was written by another version of dml: it can be embedded with"):
+        folder.finished(config)
