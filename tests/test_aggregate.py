@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import ttest_1samp
 
 from dml.analysis.mlrc import half_width, together, write_aggregate
-from dml.configuration.trainings import pieces
+from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.launch.collection import run_all
 from tests.conftest import TINY
@@ -173,12 +173,12 @@ def test_mistakes(made: Path, tmp_path: Path) -> None:
 def test_what_is_left_open(configure: Configure) -> None:
     """All trainings, the repetitions of a fold, or the folds of a repetition."""
     options = ["protocol=mlrc", "protocol.repeats=3"]
-    every = pieces(configure(*options))
+    every = trainings_of(configure(*options))
     assert len(every) == 12
     assert every["repeat_1_fold_3"] == ["protocol.repeat=1", "protocol.fold=3"]
-    assert list(pieces(configure(*options, "protocol.fold=2"))) == ["repeat_0", "repeat_1", "repeat_2"]
-    assert list(pieces(configure(*options, "protocol.repeat=2"))) == ["fold_0", "fold_1", "fold_2", "fold_3"]
-    assert pieces(configure(*options, "protocol.repeat=2", "protocol.fold=1")) == {}
+    assert list(trainings_of(configure(*options, "protocol.fold=2"))) == ["repeat_0", "repeat_1", "repeat_2"]
+    assert list(trainings_of(configure(*options, "protocol.repeat=2"))) == ["fold_0", "fold_1", "fold_2", "fold_3"]
+    assert trainings_of(configure(*options, "protocol.repeat=2", "protocol.fold=1")) == {}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 AXES = {"repeat": "repeats", "fold": "folds", "split": "splits"}  # number of the training, how many there are
 
 
-def pieces(config: DictConfig) -> dict[str, list[str]]:
+def trainings_of(config: DictConfig) -> dict[str, list[str]]:
     """Folder and overrides of each training where the configuration leaves open which is meant; else nothing."""
     left_open = [axis for axis in AXES if axis in config.protocol and config.protocol[axis] is None]
     if not left_open:

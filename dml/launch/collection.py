@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.mlrc import write_aggregate
 from dml.configuration.options import check
-from dml.configuration.trainings import pieces
+from dml.configuration.trainings import trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import write_atomically
 from dml.launch.job import job
@@ -20,14 +20,14 @@ from dml.training.run import prepare
 
 
 def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
-    """Trains what is not trained yet, each piece in a process and a folder of its own below the run's.
+    """Trains what is not trained yet, each in a process and a folder of its own below the run's.
 
     Args:
         config: composed, of a protocol that leaves open which of its trainings is meant.
         overrides: of the command line.
 
     Returns:
-        The content of `metrics.json`: of each figure its mean over the pieces, and as `<name>/std` its standard
+        The content of `metrics.json`: of each figure its mean over the trainings, and as `<name>/std` its standard
         deviation (with n - 1).
 
     Raises:
@@ -37,13 +37,13 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     if processes() > 1:
         raise UserError(
             "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
-            f"with {' '.join(next(iter(pieces(config).values())))}, and take the table of all from "
+            f"with {' '.join(next(iter(trainings_of(config).values())))}, and take the table of all from "
             "python -m dml.report FOLDER."
         )
     check(config)
     folder = RunFolder.of(config, overrides)
     folder.check(config)
-    parts = pieces(config)
+    parts = trainings_of(config)
     if not folder.path.exists() or not all((folder.path / name / "metrics.json").exists() for name in parts):
         _try_one(config)
     with folder.locked():
@@ -54,9 +54,9 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
 
 def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> None:
     """Raises SystemExit where a training ends with an error, Interrupted where a signal ends it."""
-    parts = pieces(config)
+    parts = trainings_of(config)
     whole = config.copy()
-    whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from piece to piece
+    whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from training to training
     folder.name(whole, overrides)
     if not all((folder.path / name / "metrics.json").exists() for name in parts):
         folder.note_start(whole, overrides)
@@ -77,8 +77,8 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
 
 
 def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
-    """What the pieces come to, in their folder's files. Returns the content of `metrics.json`."""
-    parts = pieces(config)
+    """What the trainings come to, in their folder's files. Returns the content of `metrics.json`."""
+    parts = trainings_of(config)
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
@@ -92,5 +92,5 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
 def _try_one(config: DictConfig) -> None:
     """Raises UserError for a mistake that the first training would find."""
     one = config.copy()
-    one.merge_with(OmegaConf.from_dotlist(next(iter(pieces(config).values()))))
+    one.merge_with(OmegaConf.from_dotlist(next(iter(trainings_of(config).values()))))
     prepare(one, RunFolder(Path(one.paths.output_dir)))

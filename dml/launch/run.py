@@ -25,13 +25,13 @@ def task(config: DictConfig) -> float | None:
     check_environment()
     _check_folder_is_named(overrides)
     from dml.configuration.options import check
-    from dml.configuration.trainings import pieces, settle
+    from dml.configuration.trainings import settle, trainings_of
     from dml.launch.collection import run_all
     from dml.training.run import run
 
     check(config)
     settle(config)
-    metrics = run_all(config, overrides) if pieces(config) else run(config, overrides)
+    metrics = run_all(config, overrides) if trainings_of(config) else run(config, overrides)
     return objective(config, metrics) if metrics else None
 
 

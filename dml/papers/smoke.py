@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from dml.analysis.mlrc import FIGURES, KINDS
 from dml.configuration.composition import composed
-from dml.configuration.trainings import pieces, settle
+from dml.configuration.trainings import settle, trainings_of
 from dml.data.miniatures import smoke as make_miniatures
 from dml.papers.catalogue import FOLDER, Experiment
 from dml.runs.folder import RunFolder
@@ -132,7 +132,7 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
     places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
     small += ["backbone=small", *places]
     config = composed(*small)
-    several = pieces(config)
+    several = trainings_of(config)
     if several:  # the first of its trainings
         config = composed(*small, *next(iter(several.values())))
     settle(config)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from dml.configuration.composition import composed
 from dml.configuration.options import check
-from dml.configuration.trainings import pieces
+from dml.configuration.trainings import trainings_of
 from dml.data.dataset import open_dataset
 from dml.errors import UserError
 from dml.launch.entry import hydra_sentence
@@ -108,6 +108,6 @@ def seconds_of(trainings: Sequence[Training]) -> float:
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 timed[size] = (time.perf_counter() - start) / len(images)
-        several = max(1, len(pieces(config)))
+        several = max(1, len(trainings_of(config)))
         total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
     return total

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dml.configuration.identity import REPEATS, configuration, label
-from dml.configuration.trainings import pieces
+from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.files import read_yaml
 from dml.runs.folder import RunFolder
@@ -95,7 +95,7 @@ def _finished(folder: Path) -> Run | None:
         return None
     remedy = "repeat the run, or leave its folder out"
     with reading(file, remedy):
-        if pieces(config):
+        if trainings_of(config):
             return None
         check(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
         for name in ("seed", "image_size"):
