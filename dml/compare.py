@@ -1,9 +1,9 @@
 """`python -m dml.compare RUN_A RUN_B`: by how much two runs differ on the same queries, and how sure that is.
 
 A paired bootstrap over test classes, and one over images. Images of one class are not independent: classes are what
-would be drawn anew in another test set, so theirs is the interval to print; the one over images is too narrow. A folder
-of several runs, of seeds or folds, stands for their mean on each query; that other seeds give other runs is in none of
-the intervals.
+would be drawn anew in another test set, so theirs is the interval to print; the one over images is too narrow. Of a
+folder of several runs (seeds or folds) the mean on each query is taken; how much runs differ by their seed is in none
+of the intervals.
 """
 
 from pathlib import Path

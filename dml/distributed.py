@@ -64,7 +64,7 @@ def is_first() -> bool:
 
 
 def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Every world-size-th of some pieces of work, from this rank's on; all of them on a single process."""
+    """The tiles of this rank: of n ranks, rank r has tiles r, r + n, r + 2n and so on; a single process has all."""
     return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
 
 

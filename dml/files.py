@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and files of strangers, read as the data that they are."""
+"""Files that are written whole or not at all, and files of strangers, which are read as data and never run."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file: a run's has s
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Writes beside, then renames: a kill, or a machine without power, leaves the old file or the new one."""
+    """Writes a file beside it, then renames that: a kill or a power cut leaves the old file or the new one, whole."""
     with atomic_path(path) as new, new.open("w") as file:
         file.write(content)
         file.flush()
@@ -32,7 +32,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A place to write to, which takes the place of `path` at the end, or goes where writing failed."""
+    """A path to write to, which is renamed to `path` at the end, or removed where writing failed."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield new
@@ -43,7 +43,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def torn(folder: Path, suffix: str) -> list[Path]:
-    """What a kill left of files that `atomic_path` was writing; of names with that suffix alone."""
+    """Files that `atomic_path` had not finished when the process was killed; only names that end in `suffix`."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
     return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
 

@@ -22,7 +22,7 @@ PARENT = "DML_PARENT"  # in the environment of a process that is to end with the
 
 @contextmanager
 def started_from_here(**variables: str) -> Iterator[None]:
-    """What is started meanwhile has some variables in its environment, and ends when this process does."""
+    """Processes that are started meanwhile have these variables in their environment, and end when this one does."""
     before = {name: os.environ.get(name) for name in (PARENT, *variables)}
     os.environ.update({PARENT: str(os.getpid()), **variables})
     try:
@@ -36,7 +36,7 @@ def started_from_here(**variables: str) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """A job or rank whose parent was killed stops as if it had been told to: nobody waits for it any more."""
+    """Makes a job or rank stop, as at SIGTERM, when the process that started it is gone."""
     parent = int(os.environ.get(PARENT, "0"))
     if parent != os.getppid():
         return
@@ -52,7 +52,7 @@ def end_with_parent() -> None:
 
 
 def stop_when_told() -> None:
-    """Until a training begins, which finishes its step first, a signal to stop ends at once what can go on later."""
+    """Makes a signal to stop end this process at once, until training begins: a training finishes its step first."""
 
     def leave(number: int, frame: Any) -> None:
         no_more()
@@ -65,8 +65,8 @@ def stop_when_told() -> None:
 
 
 def wait_for_the_first_rank(seconds: float = 20) -> None:
-    """Lightning kills the first of the processes that it started where another ends with an error before it: what all
-    have found is for the first to say."""
+    """All ranks find the same mistake, and rank 0 reports it. The others wait for its end: when a rank ends with an
+    error, Lightning kills those that still run, before rank 0 has said anything."""
     if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
         deadline = time.monotonic() + seconds
         while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
@@ -93,7 +93,7 @@ class Signals:
 
 
 def no_more() -> None:
-    """From now on nothing interrupts leaving: whoever started this process may pass on what it got itself too."""
+    """Ignores signals to stop from now on: the process is leaving, and its parent may pass on the same signal again."""
     if threading.current_thread() is threading.main_thread():
         for one in STOPPING:
             signal.signal(one, signal.SIG_IGN)
@@ -101,8 +101,7 @@ def no_more() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Signals wait meanwhile, also for processes that are started: those begin with signals held (see
-    `leave_to_the_parent`)."""
+    """Holds signals back meanwhile. Processes that are started begin with them held too (see `leave_to_the_parent`)."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGINT})
     try:
         yield
@@ -111,8 +110,8 @@ def held() -> Iterator[None]:
 
 
 def leave_to_the_parent(worker: int = 0) -> None:
-    """A loader worker does nothing at a signal but at its parent's SIGTERM, which ends it; a parent that is gone it
-    notices itself. To be called in a worker that was started while signals were `held`."""
+    """Makes a loader worker ignore all signals but SIGTERM from its parent, which ends it. (That its parent is gone, a
+    worker notices by itself.) To be called in a worker that was started while signals were `held`."""
     quiet = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
     for one in quiet:
         signal.signal(one, signal.SIG_IGN)

@@ -74,9 +74,9 @@ class ImageCache:
 
 
 def build(records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path) -> ImageCache:
-    """The cache of some rows; made with a thread a core where there is none yet or a damaged one, or what is lacking.
+    """The cache of some rows. What is missing or damaged of it is made, by a thread a core.
 
-    One process makes it, whoever else asks waits. A killed one leaves what it has, and the next goes on from there.
+    One process makes it; others that ask wait. What a killed one has made is kept, and the next goes on from there.
 
     Args:
         rows: `[n]` of the records.
@@ -127,7 +127,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
-    """Pixels are on the disk before the journal says where: what it says holds after any end."""
+    """Pixels reach the disk before the journal says where they lie: after a kill what it says is still right."""
     kept = _journal(folder, len(rows))
     if not len(kept):  # others may have damaged ones mapped, which stay theirs
         for name in ("places.npy", "pixels", "journal"):
@@ -181,7 +181,8 @@ def _journal(folder: Path, images: int) -> np.ndarray:
 
 
 def _sound(places: np.ndarray, images: int, size: int) -> int:
-    """How many of them, from the first on, follow one another within `size` bytes, each of another of the images."""
+    """How many entries, from the first on, are sound: one behind the other within `size` bytes, each of another
+    image."""
     first = np.zeros(len(places), bool)
     first[np.unique(places["at"], return_index=True)[1]] = True
     sound = first & (places["at"] >= 0) & (places["at"] < images) & (places["height"] > 0) & (places["width"] > 0)

@@ -81,7 +81,7 @@ class _Loader(DataLoader[Item]):
 
 
 class _Stream(_Loader):
-    """Batches without end; none is drawn before the step to which the sampler knows what to draw.
+    """An endless stream of batches. Where the sampler ends, to be told new clusters, it is started anew from that step.
 
     It has a length, so that Lightning does not fetch a batch ahead of the training step.
     """
@@ -224,7 +224,7 @@ class DataModule(LightningDataModule):
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
         """Any rows as evaluation sees them, in batches that are the same for any number of ranks, dealt out in turn.
 
-        A rank for which there is none repeats the first: whoever brings batches together drops what comes twice.
+        A rank without a batch repeats the first one: whoever puts the ranks' batches together drops what comes twice.
         """
         rank, world_size = self._ranks()
         places = list(range(len(rows)))

@@ -47,8 +47,8 @@ class _BrokeOff(Exception):
 def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None = None) -> None:
     """Downloads `url` to `path`, unless it is there.
 
-    What has come so far is `<path>.part`, beside it what the server said of the file, so that the rest is only taken of
-    the same file. A connection that breaks off is taken up again a few times.
+    What has come so far is kept in `<path>.part`, and beside it what the server said of the file: the rest is taken of
+    the same file only. A connection that breaks off is tried again a few times.
 
     Args:
         md5: of the whole file, where it is known.
@@ -158,7 +158,7 @@ class _SecureHandler(HTTPSHandler):
 
 
 def _open(request: Request) -> Any:
-    """urllib's, without files and FTP, which may be anything."""
+    """urllib's `open`, for http and https alone."""
     opener = OpenerDirector()
     kinds = (ProxyHandler, UnknownHandler, _Handler, _SecureHandler, HTTPRedirectHandler)
     for kind in (*kinds, HTTPDefaultErrorHandler, HTTPErrorProcessor):

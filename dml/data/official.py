@@ -160,7 +160,8 @@ def of_part(path: Path, part: str) -> bool:
 
 
 def write_anew(path: Path, content: bytes) -> None:
-    """Never into a file that is there: it may be one with the user's own, of which it is a hard link."""
+    """Writes a new file in place of one that is there: that may be a hard link to the user's own, which stays as it
+    is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_bytes(content)

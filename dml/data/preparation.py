@@ -58,7 +58,7 @@ def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time. The lock's file goes at the end: who waited for it makes another."""
+    """One process at a time. The lock's file is removed at the end; a process that waited for it makes a new one."""
     while True:
         with path.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,7 +24,7 @@ from dml.process import end_with_parent, no_more, stop_when_told, wait_for_the_f
 @contextmanager
 def ending(files: bool = True) -> Iterator[None]:
     """How every command ends; also a decorator of its `main`: the exit codes of `dml.errors`, and one sentence for what
-    the user can put right. What is raised by code that is wrong passes, with its traceback.
+    the user can put right. Other exceptions are faults of the code: they pass, with their traceback.
 
     Args:
         files: the system's errors are those of files that the user named; of a training they are not.

@@ -17,18 +17,18 @@ from dml.process import STOPPING, started_from_here
 
 
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
-    """What checkpoints were compared by on validation classes, where there are such; else Recall@1 on the test."""
+    """The criterion on validation classes where the protocol has some, else Recall@1 on the test classes."""
     return metrics.get(f"best_on_validation/{config.protocol.criterion}", metrics["test/recall@1"])
 
 
 def job(
     overrides: list[str], folder: Path, log: Path | None = None, is_over: Callable[[], bool] = lambda: False
 ) -> int:
-    """The exit code of a run in a process of its own, which is passed the signals that this one gets.
+    """Carries out a run in a process of its own, passes signals on to it, and returns its exit code.
 
     Args:
         log: where its output goes; None: where that of this process goes.
-        is_over: asked twice a second: whether the run is to stop as by SIGTERM.
+        is_over: asked twice a second; when it says yes, the run is stopped by SIGTERM.
 
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.

@@ -1,4 +1,4 @@
-"""Sweeps, `-m`: a folder and a process a job, whatever launches them, and what became of each."""
+"""Sweeps, `-m`: each job in a folder and a process of its own, whatever launches it, and what became of it."""
 
 import atexit
 import fcntl
@@ -115,7 +115,7 @@ def remembered(launch: Launch) -> Launch:
 
 @contextmanager
 def _noting_signals() -> Iterator[list[int]]:
-    """Signals to stop are noted meanwhile; they reach the jobs by the lock, which is let go."""
+    """Notes signals to stop meanwhile, and then lets go of the lock, by which the jobs learn of them."""
     told: list[int] = []
 
     def tell(number: int, frame: Any) -> None:
@@ -168,8 +168,8 @@ def is_over() -> bool:
 def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
 
-    A job that fails leaves a file `FOLDER.failed` and no figure (of NaN Optuna's sweeper makes an error of
-    its own), and those after it run all the same.
+    A job that fails leaves a file `FOLDER.failed`, and the next jobs run all the same. It returns None, as Optuna's
+    sweeper stops at NaN.
 
     Raises:
         UserError: the folder of the sweep cannot be made.

@@ -55,8 +55,8 @@ class Method(TrainedModule, Waits):
             their own.
         activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
         unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
-        warm_up: epochs of the sampler in which what is neither fresh nor of a loss rests (GSP section 1.6.7: 1 for
-            losses on proxies).
+        warm_up: epochs of the sampler in which only new modules and losses are trained (GSP section 1.6.7: 1 for losses
+            on proxies).
     """
 
     def __init__(

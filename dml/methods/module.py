@@ -109,7 +109,7 @@ class TrainedModule(LightningModule):
                     parameter.grad = None
 
     def _backbone(self) -> list[nn.Parameter]:
-        """Parameters that are neither fresh nor of a loss."""
+        """Parameters of neither a new module nor a loss."""
         others = {id(p) for module in (*self.new_modules(), self.losses) for p in module.parameters()}
         return [p for p in self.parameters() if id(p) not in others]
 

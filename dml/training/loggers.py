@@ -27,9 +27,9 @@ SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then li
 def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLogger:
     """A W&B run whose id lies in the run's folder, so that a resumed run goes on in it.
 
-    In the mode that `WANDB_MODE` says; without one online where a key is at hand, else offline, as where the service
-    does not answer. `job_type`, tags and, where none is given, the group come from the run's configuration: runs that
-    differ in their repetition alone are a group.
+    `WANDB_MODE` says whether it is online; without it, it is online where there is a key and the service answers.
+    `job_type`, tags and, where none is given, the group come from the run's configuration: runs that differ in their
+    repetition alone are a group.
 
     Args:
         folder: of a run, with its `config.yaml`.

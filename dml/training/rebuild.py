@@ -1,7 +1,7 @@
 """What a checkpoint describes, built again to embed images: its networks and its transform, and nothing else.
 
-A checkpoint may come from anyone, so that it may name only what belongs where it names it, and its paths and addresses
-are not used.
+A checkpoint may come from anyone: in each place it may name only what belongs there, and no path or address in it is
+used.
 """
 
 import re

@@ -63,12 +63,12 @@ def refused(error: Exception) -> UserError:
 
 
 def _learns_statistics(method: Method) -> bool:
-    """Whether batch norm sees the batch, so that it has to be the whole one."""
+    """Whether some batch norm takes its statistics from the batch, and so has to see the whole one."""
     return any(isinstance(part, _BatchNorm) and part.training for part in method.train().modules())
 
 
 def _as_started(strategy: str) -> dict[str, Any]:
-    """How many processes torchrun or srun started, which need not be said again."""
+    """How many processes torchrun or srun started: the options need not repeat it."""
     devices, nodes = 1, 1
     if TorchElasticEnvironment.detect():
         devices, nodes = launch.of_torchrun()
@@ -87,7 +87,7 @@ def _environment() -> list[ClusterEnvironment]:
 
 
 class Bar(TQDMProgressBar):
-    """Lightning's, but that a run is counted in steps, those before a resume left out of its speed."""
+    """Lightning's bar, counting the steps of the run; steps before a resume do not count for the speed."""
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         super().on_train_start(trainer)

@@ -49,9 +49,10 @@ class BestCheckpoint(Callback):
             self._go_on_from_an_end(trainer)
 
     def _go_on_from_an_end(self, trainer: pl.Trainer) -> None:
-        """What a training that does not end at this step does here, in place of what the shorter one did.
+        """Repeats this step, at which a shorter training ended, as a longer one does it: it evaluates only if one is
+        due.
 
-        Only where no evaluation is due here, and that of the end found the best checkpoint so far, that one stays.
+        If none is due and the evaluation at the end found the best checkpoint so far, that checkpoint stays.
         """
         before, self.before_the_end = self.before_the_end, None
         step = trainer.global_step

@@ -40,7 +40,7 @@ def check_batches(config: DictConfig, method: Method, data: DataModule) -> None:
 
 
 def _compares_images(loss: nn.Module) -> bool:
-    """Whether a loss is nothing without positive and negative pairs in the batch; of those that are known."""
+    """Whether a loss, of those known here, learns nothing without positive and negative pairs in the batch."""
     if isinstance(loss, CrossBatchMemory | WeightMixin | ManifoldLoss):
         return False
     return isinstance(loss, BaseMetricLossFunction) or type(loss).__module__.startswith("dml.losses")
@@ -61,7 +61,8 @@ def _lacking(config: DictConfig, sampler: Sampler) -> str:
 
 
 class FiniteWeights(Callback):
-    """Looks at the weights before a checkpoint that could be resumed from only to fail again."""
+    """Checks the weights before a checkpoint is written: from weights that are not finite a run would only fail
+    again."""
 
     def __init__(self, course: Course) -> None:
         self.course = course
@@ -81,7 +82,7 @@ class FiniteWeights(Callback):
 
 
 class FirstGradient(Callback):
-    """Looks for the first gradient of a training, and gives up after some steps without one.
+    """Ends a training whose first steps have no gradient.
 
     Args:
         config: for the options that are named then.

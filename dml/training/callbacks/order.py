@@ -1,4 +1,4 @@
-"""The order in which callbacks make a run exact that is killed anywhere."""
+"""The order of the callbacks, by which a run that was killed anywhere goes on exactly."""
 
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback
