@@ -74,7 +74,9 @@ def test_the_first_learners_together() -> None:
 
 def test_scales_are_consecutive_learners_together() -> None:
     given = table(learners=4)
-    figures = score(given, None, by_class(given, 1, 3), scales=2, final=False)
+    figures = score(
+        given, None, by_class(given, 1, 3), groups={"scales/0": slice(0, 2), "scales/1": slice(2, 4)}, final=False
+    )
     for i, own in enumerate((slice(0, 2), slice(2, 4))):
         part = given.embeddings[:, own]
         expected = evaluate(part.flatten(1), given.labels, ks=(3,), clustering=False)

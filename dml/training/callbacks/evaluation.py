@@ -58,7 +58,7 @@ class Evaluation(Callback):
             if self.parts.protocol.seen and part == self.parts.split.monitor:
                 metrics["seen/recall@1"] = self._among_training_images(trainer)
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/recall@1"], part)
-        self.log(trainer, metrics)
+        self.publish(trainer, metrics)
         return metrics, table
 
     def score(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
@@ -70,8 +70,8 @@ class Evaluation(Callback):
         final = self.course.is_last(trainer.global_step)
         return self.parts.protocol.score(table, split, part, groups=method.groups(), final=final), table
 
-    def log(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-        """And has the loggers write what they keep back."""
+    def publish(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+        """Logs metrics, and has the loggers write what they keep back."""
         log_metrics(trainer, metrics)
         for logger in trainer.loggers:
             logger.save()

@@ -67,7 +67,7 @@ class Report(Callback):
             metrics, table = self.evaluation.score(trainer, "test")
         # Where the course of test metrics is monitored, its last point is that of the last checkpoint.
         chosen = renamed(metrics, "chosen")
-        self.evaluation.log(trainer, chosen if self.best.monitor == "test" else metrics | last)
+        self.evaluation.publish(trainer, chosen if self.best.monitor == "test" else metrics | last)
         self._write(trainer, metrics | last, table)
         if older:
             method.load_state_dict(weights)
