@@ -80,7 +80,7 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     import wandb
 
     place, weights = tmp_path / "sweep" / "first", tmp_path / "private" / "small.pth"
-    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "trainer.max_steps=2", "seed=3"]
+    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "trainer.max_steps=2", "seed=3", "report=true"]
     weights.parent.mkdir()
     torch.save(make(configure(*options).backbone).state_dict(), weights)
     options += [f"backbone.weights={weights}", f"paths.output_dir={place}"]

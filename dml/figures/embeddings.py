@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dml.evaluation.evaluator import Table, self_cosines
+from dml.evaluation.evaluator import Embedded, self_cosines
 from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas
 
 
@@ -52,19 +52,19 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
     return figure
 
 
-def similarity_histograms(table: Table, pairs: int = 50_000, seed: int = 0) -> Figure:
+def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0) -> Figure:
     """Cosines of positive, negative and self pairs (ABE Fig. 5), the first two within each learner.
 
     A self pair is one image embedded by two learners. `pairs` of each kind are drawn.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
-    first, second = random_pairs(table.labels, pairs, seed)
-    cosines = (table.embeddings[first] * table.embeddings[second]).sum(-1).flatten()  # [P*L]
-    same = (table.labels[first] == table.labels[second]).repeat_interleave(table.embeddings.shape[1])
+    first, second = random_pairs(embedded.labels, pairs, seed)
+    cosines = (embedded.embeddings[first] * embedded.embeddings[second]).sum(-1).flatten()  # [P*L]
+    same = (embedded.labels[first] == embedded.labels[second]).repeat_interleave(embedded.embeddings.shape[1])
     kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}
-    if table.embeddings.shape[1] > 1:
-        kinds["self pairs"] = (self_cosines(table.embeddings), GREEN)
+    if embedded.embeddings.shape[1] > 1:
+        kinds["self pairs"] = (self_cosines(embedded.embeddings), GREEN)
     bins = np.linspace(-1, 1, 101).tolist()
     for name, (values, colour) in kinds.items():
         label = f"{name}, mean {values.mean():.3f}"

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.mlrc import write_aggregate
 from dml.configuration.options import check
-from dml.configuration.trainings import pieces
+from dml.configuration.trainings import left_open, pieces
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import replace_file
 from dml.launch.job import job
@@ -83,7 +83,7 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
     write_summary([folder.path], folder.path)
-    if "fold" in config.protocol and config.protocol.fold is None:
+    if any(axis.collected for axis in left_open(config)):
         metrics |= write_aggregate([folder.path], folder.path)
     replace_file(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics

@@ -14,7 +14,8 @@ from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from dml.configuration.identity import flat
+from dml.configuration.identity import configuration, flat, label
+from dml.configuration.trainings import axes_of
 from dml.files import replace_file
 from dml.process import SWEPT
 from dml.runs.folder import RunFolder
@@ -78,17 +79,15 @@ def _line(error: Exception) -> str:
 
 def _names(folder: Path) -> dict[str, Any]:
     """Group, job type and tags of a run."""
-    from dml.configuration.identity import configuration, label
-
     config = RunFolder(folder).config()
     assert config is not None
     method, dataset, protocol = label(config)
-    number = next((f"{axis} {config.protocol[axis]}" for axis in ("fold", "split") if axis in config.protocol), None)
+    numbers = " ".join(f"{axis.name} {config.protocol[axis.name]}" for axis in axes_of(config.protocol))
     alike = hashlib.sha256(configuration(config).encode()).hexdigest()[:8]
     sweep = [folder.parent.name[:64]] if SWEPT in os.environ else []
     return {
         "group": f"{method}-{dataset}-{alike}",
-        "job_type": number or f"seed {config.seed}",
+        "job_type": numbers or f"seed {config.seed}",
         "tags": [method, dataset, protocol, *sweep],
     }
 

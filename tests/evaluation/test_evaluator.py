@@ -8,18 +8,18 @@ from torch.nn import functional as F
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Retrieval, Table, correlation, score, self_cosines
+from dml.evaluation.evaluator import Embedded, Retrieval, correlation, score, self_cosines
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Conventional, RandomClassSplit
 
 
-def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
+def table(n: int = 30, learners: int = 3, seed: int = 0) -> Embedded:
     generator = torch.Generator().manual_seed(seed)
     embeddings = F.normalize(torch.randn(n, learners, 4, generator=generator), dim=-1)
-    return Table(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
+    return Embedded(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
 
 
-def by_class(given: Table, *ks: int) -> Retrieval:
+def by_class(given: Embedded, *ks: int) -> Retrieval:
     return lambda queries, _: evaluate(queries, given.labels, ks=ks, clustering=False)
 
 
