@@ -39,3 +39,7 @@ def main() -> None:
         said = (str(error).splitlines() or [type(error).__name__])[0]
         stop(f"W&B did not take the workspace ({said}): --print shows what would be sent.")
     print(saved.url)
+
+
+if __name__ == "__main__":
+    main()

@@ -41,3 +41,7 @@ def _task(config: DictConfig) -> None:
 
 
 main = command(_task)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,10 @@ def print_in_blocks(names: Sequence[str], table_of: Callable[[Sequence[str]], Ta
         table_of: the table of some of them, with the column that every block begins with.
     """
     console = Console()
+    endless = console.options.update(max_width=10_000)  # rich measures up to it
     block: list[str] = []
     for name in names:
-        if block and Measurement.get(console, console.options, table_of([*block, name])).minimum > console.width:
+        if block and Measurement.get(console, endless, table_of([*block, name])).maximum > console.width:
             console.print(table_of(block))
             block = []
         block.append(name)

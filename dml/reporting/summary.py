@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from tabulate import tabulate
 
@@ -174,7 +175,7 @@ def _course(group: Group) -> dict[int, float]:
 def _print(table: Sequence[Group], shown: Mapping[str, str]) -> None:
     def table_of(names: Sequence[str]) -> Table:
         printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        printed.add_column("", overflow="fold", min_width=20)
+        printed.add_column("", overflow="fold", max_width=max(20, Console().width // 3))
         for title in ("n", *(shown[name] for name in names)):
             printed.add_column(title, justify="right", no_wrap=True)
         for group in table:
