@@ -88,6 +88,22 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         write_summary([tmp_path], tmp_path, over="lr")
 
 
+def test_many_columns_have_room_in_80(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for weight, seed in itertools.product((0.5, 1), (0, 1)):
+        options = ["method=abe", "method.M=2", f"method.lambda_div={weight}", f"head.dim={int(8 * weight)}"]
+        make_run(f"{weight}/{seed}", 0.1 + seed / 9, *options, f"seed={seed}")
+    write_summary([tmp_path], tmp_path)
+    table = capsys.readouterr().out.split("Report:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+    for column in ("Recall@1", "mean learner", "gain", "parameters", "multiply-adds"):
+        assert column in table
+    assert "2,000" in table
+
+
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
     """A line joins what differs in the number of learners alone."""
     for job, (weight, learners) in enumerate([(0, 2), (0, 4), (1, 2), (1, 4)]):

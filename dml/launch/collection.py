@@ -27,7 +27,7 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         overrides: of the command line.
 
     Returns:
-        The content of `metrics.json`: of each figure its mean over the pieces, and as `<name>/std` its standard
+        The content of `metrics.json`: of each metric its mean over the pieces, and as `<name>/std` its standard
         deviation (with n - 1).
 
     Raises:

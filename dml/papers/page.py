@@ -1,4 +1,4 @@
-"""One page of experiments: what was published, what was measured here, and the difference; figures drawn."""
+"""One page of experiments: what was published, what was measured here, and the difference; paper figures drawn."""
 
 import base64
 import io
@@ -98,7 +98,7 @@ def _cell(published: float | None, metric: str, scale: float, part: str, measure
 
 
 def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
-    """Caption and PNG, as a data URI, of what can be drawn of a figure."""
+    """Caption and PNG, as a data URI, of what can be drawn of a paper figure."""
     kind = experiment.figure.get("kind")
     if kind == "over":
         return _over(experiment)
@@ -113,8 +113,8 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
 
 
 def comparison(experiment: Experiment) -> Figure | None:
-    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the setting
-    of the experiment; None where nothing was measured in it."""
+    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the
+    setting of the experiment; None where nothing was measured in it."""
     metric = experiment.figure["metric"]
     compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
     differences = {(one.row, one.part): one for one in compared}

@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from dml.evaluation.evaluator import Embedded, embed_rows
+from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.splits import EvaluatedPart
 from dml.methods.base import Method
@@ -56,8 +57,8 @@ class Evaluation(Callback):
         with self.timing.paused():
             metrics, embedded = self.score(trainer, part)
             if self.parts.protocol.seen and part == self.parts.split.monitor:
-                metrics["seen/recall@1"] = self._among_training_images(trainer)
-        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/recall@1"], part)
+                metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
+        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/{HEADLINE}"], part)
         self.publish(trainer, metrics)
         return metrics, embedded
 
@@ -79,4 +80,4 @@ class Evaluation(Callback):
     def _among_training_images(self, trainer: pl.Trainer) -> float:
         seen = embed_rows(trainer, self.parts.split.train, f"training images at step {trainer.global_step}")
         metrics = evaluate(seen.embeddings.flatten(1), seen.labels, ks=(1,), shared=True, clustering=False)
-        return metrics["recall@1"]
+        return metrics[HEADLINE]
