@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from scipy.stats import ttest_1samp
 
-from dml.analysis.mlrc import half_width, together, write_aggregate
+from dml.analysis.mlrc import aggregate, half_width, write_aggregate
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.launch.collection import run_all
@@ -59,7 +59,7 @@ def literal(embeddings: np.ndarray) -> dict[str, float]:
 
 
 def test_all_collections(made: Path) -> None:
-    (one,) = together([made])
+    (one,) = aggregate([made])
     unit = {}
     for fold, repeat in itertools.product(range(4), range(3)):
         raw = np.load(made / f"{fold}.{repeat}" / "embeddings.npz")["embeddings"].astype(float)
@@ -120,13 +120,13 @@ def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_some_trainings_are_lacking(made: Path) -> None:
     shutil.rmtree(made / "2.1")
-    (one,) = together([made])
+    (one,) = aggregate([made])
     assert len(one.collections) == 3 * 3 * 2 * 3
     assert len(one.independent) == 2
     for repeat in (0, 2):
         shutil.rmtree(made / f"2.{repeat}")
     with pytest.raises(UserError, match="no training of fold 2 has finished"):
-        together([made])
+        aggregate([made])
 
 
 def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,12 +143,12 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
         path = made / f"{fold}.2" / "config.yaml"
         path.write_text(path.read_text().replace("seed: 2\n", "seed: 1\n"))
     with pytest.raises(UserError, match=r"repetition 2 in .* has the seed of repetition 1: it repeats nothing"):
-        together([made])
+        aggregate([made])
 
 
 def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dml.analysis.mlrc.MOST", 20)
-    (one,) = together([made])
+    (one,) = aggregate([made])
     assert 10 < len(one.collections) <= 23
     assert len(one.independent) == 3
 
@@ -156,18 +156,18 @@ def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.Mo
 def test_mistakes(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "0.0", made / "again")
     with pytest.raises(UserError, match=r"are both fold 0, repetition 0: name one of them"):
-        together([made])
+        aggregate([made])
     shutil.rmtree(made / "again")
     content = dict(np.load(made / "1.1" / "embeddings.npz"))
     np.savez(made / "1.1" / "embeddings.npz", **content | {"labels": content["labels"][::-1]})
     with pytest.raises(UserError, match="were tested on different images"):
-        together([made])
+        aggregate([made])
     (made / "1.1" / "embeddings.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match=r"embeddings\.npz is damaged"):
-        together([made])
+        aggregate([made])
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no finished training of protocol=mlrc"):
-        together([tmp_path / "none"])
+        aggregate([tmp_path / "none"])
 
 
 def test_what_is_left_open(configure: Configure) -> None:

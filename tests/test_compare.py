@@ -73,7 +73,7 @@ def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
         "paths": np.array([f"{c}/{i}.jpg" for i, c in enumerate(CLASSES)]),
         "classes": CLASSES.astype(str),
         "best_rank": np.where(precision > 0.5, 1, 3),
-        "average_precision": precision,
+        "map@r": precision,
     }
     np.savez(folder / "queries.npz", **arrays | changes)
     return folder
@@ -92,9 +92,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     said = capsys.readouterr().out
     assert f"{len(CLASSES) - 5} queries of 60 classes" in said
     assert "…" not in said  # every figure has room in 80 columns
-    assert "map@r, over classes" in said
+    assert "MAP@R, over classes" in said
     out = b / "compared_with_first"
-    content = json.loads((out / "comparison.json").read_text())["figures"]["map@r"]
+    content = json.loads((out / "comparison.json").read_text())["metrics"]["map@r"]
     assert content["b"] - content["a"] == pytest.approx(content["classes"]["estimate"])
     assert content["a"] == pytest.approx(precision[5:].mean())
     assert content["classes"]["low"] > 0.05

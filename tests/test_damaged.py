@@ -33,7 +33,7 @@ def numbers(count: int = 6) -> dict[str, np.ndarray]:
         "paths": np.array([f"{i}.png" for i in range(count)]),
         "classes": np.array(["a", "b"] * (count // 2)),
         "best_rank": np.ones(count, np.int64),
-        "average_precision": np.full(count, 0.5),
+        "map@r": np.full(count, 0.5),
     }
 
 
@@ -42,9 +42,9 @@ def numbers(count: int = 6) -> dict[str, np.ndarray]:
     [
         {name: values[:0] for name, values in numbers().items()},
         *({name: values[:-1]} for name, values in numbers().items()),
-        *({name: np.array(["a"] * 6)} for name in ("best_rank", "average_precision")),
-        *({name: np.arange(6.0)} for name in ("paths", "classes", "best_rank", "average_precision")),
-        *({"average_precision": np.full(6, value)} for value in (np.nan, np.inf, -0.1)),
+        *({name: np.array(["a"] * 6)} for name in ("best_rank", "map@r")),
+        *({name: np.arange(6.0)} for name in ("paths", "classes", "best_rank", "map@r")),
+        *({"map@r": np.full(6, value)} for value in (np.nan, np.inf, -0.1)),
         {"best_rank": np.full(6, -1)},
         {"classes": np.array([["a"]] * 6)},
         {"paths": np.array([None] * 6)},

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from dml.errors import UserError
 from dml.report import main
 from dml.reporting.summary import _point, _swept, write_summary
-from dml.runs.collecting import leaves, rows
+from dml.runs.collecting import groups, leaves
 from dml.runs.folder import RunFolder
 
 Configure = Callable[..., DictConfig]
@@ -40,7 +40,7 @@ def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
 def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
     for job, (learners, seed, recall) in enumerate([(2, 1, 0.3), (4, 1, 0.5), (2, 2, 0.4), (4, 2, 0.8), (2, 3, 0.35)]):
         make_run(f"sweep/{job}", recall, "method=abe", f"method.M={learners}", f"seed={seed}", "lr=0.1")
-    table = rows(leaves([tmp_path / "sweep"]))
+    table = groups(leaves([tmp_path / "sweep"]))
     assert [(row.label, len(row.runs)) for row in table] == [("method.M=2", 3), ("method.M=4", 2)]
     for row, recalls in zip(table, ([0.3, 0.4, 0.35], [0.5, 0.8]), strict=True):
         assert row.metrics["test/recall@1"] == pytest.approx(np.mean(recalls))
@@ -73,7 +73,7 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
     by_name = {row["configuration"]: row for row in table}
     assert float(by_name[cells[0][0]]["test/recall@1"]) == pytest.approx(0.1055)
     assert float(by_name[cells[0][0]]["test/recall@1/std"]) == pytest.approx(np.std([0.105, 0.106], ddof=1))
-    drawn = _swept(rows(leaves([tmp_path])), "test/recall@1", None)
+    drawn = _swept(groups(leaves([tmp_path])), "test/recall@1", None)
     assert list(drawn) == ["method.M", "method.lambda_div"]
     assert {point.x for point in drawn["method.M"]["method.lambda_div=0.5"]} == {1, 2, 8}
     means = sorted(point.mean for point in drawn["method.M"]["method.lambda_div=1"])
@@ -88,11 +88,27 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         write_summary([tmp_path], tmp_path, over="lr")
 
 
+def test_many_columns_have_room_in_80(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for weight, seed in itertools.product((0.5, 1), (0, 1)):
+        options = ["method=abe", "method.M=2", f"method.lambda_div={weight}", f"head.dim={int(8 * weight)}"]
+        make_run(f"{weight}/{seed}", 0.1 + seed / 9, *options, f"seed={seed}")
+    write_summary([tmp_path], tmp_path)
+    table = capsys.readouterr().out.split("Report:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+    for column in ("Recall@1", "mean learner", "gain", "parameters", "multiply-adds"):
+        assert column in table
+    assert "2,000" in table
+
+
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
     """A line joins what differs in the number of learners alone."""
     for job, (weight, learners) in enumerate([(0, 2), (0, 4), (1, 2), (1, 4)]):
         make_run(str(job), 0.1 * job, "method=abe", f"method.lambda_div={weight}", f"method.M={learners}", "lr=0.1")
-    points = [_point(row) for row in rows(leaves([tmp_path]))]
+    points = [_point(row) for row in groups(leaves([tmp_path]))]
     assert [(p.line, p.learners) for p in points] == [
         ("method.lambda_div=0", 2),
         ("method.lambda_div=0", 4),
@@ -106,7 +122,7 @@ def test_a_collection_is_its_trainings(make_run: MakeRun, tmp_path: Path) -> Non
     make_run("whole", 0.9, *options)
     for split in range(3):
         make_run(f"whole/split_{split}", 0.1 * split, *options, f"protocol.split={split}")
-    (row,) = rows(leaves([tmp_path]))
+    (row,) = groups(leaves([tmp_path]))
     assert (row.label, len(row.runs)) == ("Baseline", 3)
     assert row.metrics["test/recall@1"] == pytest.approx(0.1)
 
@@ -115,7 +131,7 @@ def test_other_options_are_another_row(make_run: MakeRun, tmp_path: Path) -> Non
     make_run("a", 0.1, "method=baseline")
     make_run("b", 0.2, "method=baseline", "lr=0.5")
     make_run("c", 0.3, "method=baseline", "trainer.num_workers=7")  # carried out otherwise, but the same
-    table = rows(leaves([tmp_path / name for name in "abc"]))
+    table = groups(leaves([tmp_path / name for name in "abc"]))
     assert [(row.label, len(row.runs)) for row in table] == [("the rest by default", 2), ("lr=0.5", 1)]
 
 

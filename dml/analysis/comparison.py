@@ -20,9 +20,10 @@ from scipy.stats import bootstrap
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
 from dml.errors import UserError
+from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import write_atomically
-from dml.runs.scores import QUERIES, Queries, read_queries
+from dml.runs.scores import QUERIES, read_queries
 
 LEVEL = 0.95
 
@@ -30,11 +31,6 @@ LEVEL = 0.95
 Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
 
 BATCH = 2**24  # numbers that a bootstrap holds at a time
-
-FIGURES: dict[str, Callable[[Queries], np.ndarray]] = {
-    "recall@1": lambda queries: (queries.best_rank == 1).astype(float),
-    "map@r": lambda queries: queries.average_precision,
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int =
     """Draws whole classes, with all their queries.
 
     Args:
-        a, b: `[Q]`, a figure of each query in both runs.
+        a, b: `[Q]`, a metric of each query in both runs.
         classes: `[Q]`, their classes.
         draws: how many.
         seed: of the draws.
@@ -110,7 +106,7 @@ class Paired:
     """Queries with a positive that two sides were both tested on.
 
     Attributes:
-        values: by the name of a figure, `[Q]` of either side: means over its runs.
+        values: by the name of a metric, `[Q]` of either side: means over its runs.
         classes: `[Q]`.
         runs: how many either side has.
     """
@@ -138,11 +134,19 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     valid = first.best_rank > 0
     if not valid.any():
         raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
-    values = {
-        name: tuple(np.mean([of(queries)[valid] for queries in side.values()], axis=0) for side in sides)
-        for name, of in FIGURES.items()
-    }
+    values = {}
+    for of in METRICS:
+        if "compare" in of.tables:
+            means = [_mean([queries.metric(of.name) for queries in side.values()], valid) for side in sides]
+            if (mean_a := means[0]) is not None and (mean_b := means[1]) is not None:
+                values[of.name] = mean_a, mean_b
     return Paired(values, first.classes[valid], (len(a), len(b)))
+
+
+def _mean(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:
+    """Of each valid query over the runs; None where one of them has no such metric."""
+    known = [values[valid] for values in runs if values is not None]
+    return np.mean(known, axis=0) if len(known) == len(runs) else None
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -151,12 +155,12 @@ def runs_of(folder: Path) -> list[Path]:
     Raises:
         UserError: runs of several configurations.
     """
-    from dml.runs.collecting import leaves, rows
+    from dml.runs.collecting import groups, leaves
 
     if (folder / QUERIES).exists() or not folder.is_dir():
         return [folder]
     found = leaves([folder])
-    several = rows(found) if found else []
+    several = groups(found) if found else []
     if len(several) > 1:
         raise UserError(
             f"{folder} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
@@ -166,10 +170,10 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
-    """Prints the table, and writes `comparison.json` and a picture a figure into `out`.
+    """Prints the table, and writes `comparison.json` and a picture a metric into `out`.
 
     Returns:
-        Figure -> `classes` and `images` -> what the bootstrap says.
+        Metric -> `classes` and `images` -> what the bootstrap says.
 
     Raises:
         UserError: as `paired`, too few draws, or a folder that cannot be written.
@@ -194,10 +198,11 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
             "images": over_images(*values, draws, seed),
         }
         found[name] = by
-        means = [float(value.mean()) for value in values]
+        means, of = [float(value.mean()) for value in values], metric(name)
         for over, d in by.items():
-            cells = (*(f"{m:.4f}" for m in means), f"{d.estimate:+.4f}", f"{d.low:+.4f} {d.high:+.4f}", f"{d.p:.4f}")
-            table.add_row(f"{name}, over {over}", *cells)
+            differences = [f"{value:+{of.format}}" for value in (d.estimate, d.low, d.high)]
+            cells = (*map(of.written, means), differences[0], " ".join(differences[1:]), f"{d.p:.4f}")
+            table.add_row(f"{of.title}, over {over}", *cells)
         content[name] = {"a": means[0], "b": means[1]} | {
             over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
         }
@@ -205,11 +210,13 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         out.mkdir(parents=True, exist_ok=True)
         for name, by in found.items():
             d = by["classes"]
-            drawn = {f"drawn over {over}": of.draws for over, of in by.items()}
-            picture = summaries.difference(drawn, d.estimate, (d.low, d.high), f"{name}: {b.name} minus {a.name}")
+            drawn = {f"drawn over {over}": one.draws for over, one in by.items()}
+            picture = summaries.difference(
+                drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {b.name} minus {a.name}"
+            )
             picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
         sides = {"a": str(a), "b": str(b), "runs": both.runs}
-        text = json.dumps(sides | {"draws": draws, "seed": seed, "figures": content}, indent=1)
+        text = json.dumps(sides | {"draws": draws, "seed": seed, "metrics": content}, indent=1)
         write_atomically(out / "comparison.json", text + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error

@@ -18,16 +18,16 @@ from rich.table import Table
 from scipy.stats import t
 from tqdm import tqdm
 
-from dml.configuration.identity import REPEATS, configuration
+from dml.configuration.identity import configuration, repeats
 from dml.configuration.ranges import WholeNumber, check_value
+from dml.configuration.trainings import axes_of
 from dml.errors import UserError
+from dml.evaluation.metric import metric, of_queries
 from dml.evaluation.metrics import evaluate
 from dml.figures import summaries
 from dml.files import write_atomically
-from dml.runs.collecting import Run, leaves
+from dml.runs.collecting import FinishedRun, leaves
 from dml.runs.scores import read_embeddings
-
-FIGURES = {"precision@1": "P@1", "r_precision": "R-Prec", "map@r": "MAP@R"}
 
 KINDS = ("separated", "concatenated")
 
@@ -39,7 +39,7 @@ Model = tuple[int, int]  # fold, repeat
 
 
 @dataclass
-class Together:
+class Aggregate:
     """One configuration's trainings.
 
     Attributes:
@@ -47,12 +47,12 @@ class Together:
         folds: how many there are.
         models: the trainings.
         width: of one training's embedding.
-        collections: of every choice of one training a fold, its trainings and `<kind>/<figure>`.
+        collections: of every choice of one training a fold, its trainings and `<kind>/<metric>`.
     """
 
     label: str
     folds: int
-    models: dict[Model, Run]
+    models: dict[Model, FinishedRun]
     width: int
     collections: dict[tuple[Model, ...], dict[str, float]]
 
@@ -62,10 +62,10 @@ class Together:
         return [chosen for chosen in self.collections if len({repeat for _, repeat in chosen}) == 1]
 
     def summary(self) -> dict[str, float]:
-        """Of every `<kind>/<figure>`: `mean` and `std` (n - 1) over the collections, and over the independent ones
+        """Of every `<kind>/<metric>`: `mean` and `std` (n - 1) over the collections, and over the independent ones
         `repeats/mean` and, of several, `repeats/half_width` of the t-interval."""
         result: dict[str, float] = {"collections": len(self.collections), "repeats": len(self.independent)}
-        for name in (f"{kind}/{figure}" for kind in KINDS for figure in FIGURES):
+        for name in (f"{kind}/{name}" for kind in KINDS for name in of_queries()):
             values = [of[name] for of in self.collections.values()]
             result[f"{name}/mean"] = statistics.fmean(values)
             if len(values) > 1:
@@ -84,48 +84,62 @@ def half_width(values: Sequence[float]) -> float:
     return float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
 
 
-def together(folders: Sequence[Path]) -> list[Together]:
+def aggregate(folders: Sequence[Path]) -> list[Aggregate]:
     """One for each configuration below the folders.
 
     Raises:
         UserError: no such trainings, a fold without any, two of the same fold and repetition, or ones on other test
             images than the others.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[FinishedRun]] = {}
     for run in leaves(folders):
-        if "fold" in run.config.protocol:
+        if any(axis.collected for axis in axes_of(run.config.protocol)):
             groups.setdefault(configuration(run.config), []).append(run)
     if not groups:
         raise UserError(f"no finished training of protocol=mlrc lies below {', '.join(map(str, folders))}.")
     return [_of_one(runs) for runs in groups.values()]
 
 
-def _of_one(runs: Sequence[Run]) -> Together:
-    models: dict[Model, Run] = {}
+def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
+    models: dict[Model, FinishedRun] = {}
     for run in runs:
-        for name in ("fold", "repeat", "folds"):
-            check_value(f"protocol.{name} of {run.folder}", run.config.protocol.get(name), WholeNumber)
-        at = (int(run.config.protocol.fold), int(run.config.protocol.repeat))
+        at = _model(run)
         if at in models:
             raise UserError(
                 f"{models[at].folder} and {run.folder} are both fold {at[0]}, repetition {at[1]}: name one of them."
             )
         models[at] = run
     _check_seeds(models)
-    folds = int(runs[0].config.protocol.folds)
+    folds = next(_number(runs[0], axis.count) for axis in axes_of(runs[0].config.protocol) if axis.collected)
     lacking = sorted(set(range(folds)) - {fold for fold, _ in models})
     if lacking:
         raise UserError(
             f"of {runs[0].folder.parent} no training of fold {lacking[0]} has finished: a collection has one of each."
         )
-    typed = [o for o in runs[0].overrides if not o.startswith((*(f"{name}=" for name in REPEATS), "paths."))]
+    differ = repeats(runs[0].config)
+    typed = [o for o in runs[0].overrides if o.partition("=")[0] not in differ and not o.startswith("paths.")]
     label = " ".join(typed) or "the defaults"
     test = {at: _embeddings(run.folder) for at, run in models.items()}
     _check_same(models, test)
-    return Together(label, folds, models, test[next(iter(test))]["embeddings"].shape[1], _collections(folds, test))
+    return Aggregate(label, folds, models, test[next(iter(test))]["embeddings"].shape[1], _collections(folds, test))
 
 
-def _check_seeds(models: Mapping[Model, Run]) -> None:
+def _model(run: FinishedRun) -> Model:
+    """The number of what is collected, and that of the repetition; 0 where the protocol has none."""
+    axes = axes_of(run.config.protocol)
+    fold, repeat = (
+        sum(_number(run, axis.name) for axis in of)
+        for of in ([axis for axis in axes if axis.collected], [axis for axis in axes if axis.reseeds])
+    )
+    return fold, repeat
+
+
+def _number(run: FinishedRun, option: str) -> int:
+    check_value(f"protocol.{option} of {run.folder}", run.config.protocol.get(option), WholeNumber)
+    return int(run.config.protocol[option])
+
+
+def _check_seeds(models: Mapping[Model, FinishedRun]) -> None:
     """Repetitions are independent where their seeds differ. Raises UserError where they do not."""
     of_seed: dict[int, int] = {}
     for (_, repeat), run in models.items():
@@ -148,7 +162,7 @@ def _embeddings(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def _check_same(models: Mapping[Model, Run], test: Mapping[Model, Mapping[str, np.ndarray]]) -> None:
+def _check_same(models: Mapping[Model, FinishedRun], test: Mapping[Model, Mapping[str, np.ndarray]]) -> None:
     first = next(iter(test))
     for at, of in test.items():
         if of.keys() != test[first].keys() or not all(
@@ -160,7 +174,7 @@ def _check_same(models: Mapping[Model, Run], test: Mapping[Model, Mapping[str, n
 def _collections(
     folds: int, test: Mapping[Model, Mapping[str, np.ndarray]]
 ) -> dict[tuple[Model, ...], dict[str, float]]:
-    alone = {at: _figures([of]) for at, of in test.items()}
+    alone = {at: _measure([of]) for at, of in test.items()}
     of_fold = [[at for at in sorted(test) if at[0] == fold] for fold in range(folds)]
     count = math.prod(len(models) for models in of_fold)
     if count <= MOST:
@@ -171,10 +185,10 @@ def _collections(
         choices = sorted(drawn | set(apart))
     result = {}
     for chosen in tqdm(choices, desc="collections", delay=1, leave=False):
-        beside = _figures([test[at] for at in chosen])
+        beside = _measure([test[at] for at in chosen])
         result[chosen] = {
-            f"separated/{name}": statistics.fmean(alone[at][name] for at in chosen) for name in FIGURES
-        } | {f"concatenated/{name}": beside[name] for name in FIGURES}
+            f"separated/{name}": statistics.fmean(alone[at][name] for at in chosen) for name in of_queries()
+        } | {f"concatenated/{name}": beside[name] for name in of_queries()}
     return result
 
 
@@ -182,18 +196,18 @@ def _draws(rng: np.random.Generator, of_fold: Sequence[Sequence[Model]]) -> np.n
     return np.stack([rng.integers(len(models), size=MOST) for models in of_fold], axis=1)
 
 
-def _figures(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
+def _measure(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     """Of embeddings side by side, each of unit norm, as is up to a factor their concatenation."""
 
-    def atomic_path(name: str) -> np.ndarray | None:
+    def side_by_side(name: str) -> np.ndarray | None:
         return np.concatenate([of[name] for of in parts], axis=1) / math.sqrt(len(parts)) if name in parts[0] else None
 
-    embeddings = atomic_path("embeddings")
+    embeddings = side_by_side("embeddings")
     assert embeddings is not None
     return evaluate(
         embeddings,
         parts[0]["labels"],
-        gallery=atomic_path("gallery"),
+        gallery=side_by_side("gallery"),
         gallery_labels=parts[0].get("gallery_labels"),
         ks=(1,),
         clustering=False,
@@ -207,9 +221,9 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
         The summary of the first configuration, as `mlrc/...`.
 
     Raises:
-        UserError: as `together`, or a folder that cannot be written.
+        UserError: as `aggregate`, or a folder that cannot be written.
     """
-    found = together(folders)
+    found = aggregate(folders)
     content = [
         {
             "label": one.label,
@@ -247,7 +261,7 @@ def _points(
     }
 
 
-def _print(one: Together) -> None:
+def _print(one: Aggregate) -> None:
     summary, repeats = one.summary(), len(one.independent)
     table = Table(
         box=SIMPLE_HEAD,
@@ -264,17 +278,20 @@ def _print(one: Together) -> None:
         ),
     )
     table.add_column("", no_wrap=True)
-    for title in FIGURES.values():
-        table.add_column(title, justify="right", no_wrap=True)
+    for name in of_queries():
+        table.add_column(metric(name).title, justify="right", no_wrap=True)
     for kind, width in zip(KINDS, (one.width, one.folds * one.width), strict=True):
         for over, centre, spread in (
             (f"{len(one.collections)} collection{'s' * (len(one.collections) > 1)}", "mean", "std"),
             (f"{repeats} repetitions", "repeats/mean", "repeats/half_width"),
         )[: 2 if len(one.collections) > 1 else 1]:
-            values = [(summary.get(f"{kind}/{f}/{centre}"), summary.get(f"{kind}/{f}/{spread}")) for f in FIGURES]
+            values = [
+                (summary.get(f"{kind}/{name}/{centre}"), summary.get(f"{kind}/{name}/{spread}"))
+                for name in of_queries()
+            ]
             cells = [
-                "" if mean is None else f"{mean:.4f}" + ("" if error is None else f"±{error:.4f}")
-                for mean, error in values
+                metric(name).written(mean) + ("" if error is None else f"±{metric(name).written(error)}")
+                for name, (mean, error) in zip(of_queries(), values, strict=True)
             ]
             table.add_row(f"{kind} {width}-d, {over}", *cells)
     Console().print(table)

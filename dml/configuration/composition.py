@@ -29,8 +29,6 @@ EXECUTION = (
     "trainer.sync_batchnorm",  # several devices ask for it, or for frozen statistics
     "trainer.num_workers",
     "dataset.cache",
-    "protocol.repeats",  # how many there are changes none of them
-    "protocol.splits",
     "download",
     "trainer.log_every",
     "trainer.checkpoint_every",

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.composition import EXECUTION
+from dml.configuration.trainings import axes_of
 
 
 def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
@@ -24,7 +25,9 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     filled.runtime = runtime
     container = OmegaConf.to_container(filled, resolve=True)
     assert isinstance(container, dict)
-    flat = {name: value for name, value in walk(container, "") if not name.startswith(("runtime.", *EXECUTION))}
+    counts = {f"protocol.{axis.count}" for axis in axes_of(filled.protocol) if not axis.shapes}
+    left_out = ("runtime.", *EXECUTION)
+    flat = {name: v for name, v in walk(container, "") if name not in counts and not name.startswith(left_out)}
     data_dir = str(filled.paths.data_dir)  # data that moved are the same data
     return {
         name: value.replace(data_dir, "DATA", 1) if isinstance(value, str) and value.startswith(data_dir) else value
@@ -32,15 +35,17 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     }
 
 
-REPEATS = ("seed", "protocol.split", "protocol.fold", "protocol.repeat")  # what a repetition of a run differs in
+def repeats(config: DictConfig) -> set[str]:
+    """The options that repetitions of a run differ in."""
+    return {"seed", *(f"protocol.{axis.name}" for axis in axes_of(config.protocol))}
 
 
 def configuration(config: DictConfig) -> str:
     """The same of runs that differ in their repetition alone, which may have other numbers of training classes."""
-    options = {}
+    options, differ = {}, repeats(config)
     for name, value in flat(config, config.runtime).items():
         counted = name.startswith(("method.", "loss.")) and value == config.runtime.train_classes
-        if name not in REPEATS and not (counted and name.endswith("classes")):
+        if name not in differ and not (counted and name.endswith("classes")):
             options[name] = value
     return json.dumps(options, sort_keys=True, default=str)
 

@@ -36,7 +36,7 @@ from dml.configuration.ranges import (
     members,
     shown,
 )
-from dml.configuration.trainings import AXES
+from dml.configuration.trainings import axes_of
 from dml.errors import UserError
 
 # Of every configuration.
@@ -135,7 +135,8 @@ def compare(container: Mapping[str, Any]) -> None:
                 _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk"])
                 value = {option: given for option, given in value.items() if option != "cache"}
             if name == "protocol":  # trainings that are left open are all of them
-                value = {option: given for option, given in value.items() if given is not None or option not in AXES}
+                numbers = {axis.name for axis in axes_of(value)}
+                value = {option: given for option, given in value.items() if given is not None or option not in numbers}
             _walk(name, value)
 
 

@@ -1,1 +1,1 @@
-"""Exact retrieval and clustering figures, the evaluator that gathers embeddings for them, and the protocols."""
+"""Exact retrieval and clustering metrics, the evaluator that gathers embeddings for them, and the protocols."""

@@ -86,7 +86,7 @@ def clustering_scores(assignment: np.ndarray, labels: np.ndarray) -> dict[str, f
 
     Both come from a sparse contingency table: a dense one of 11,316 classes takes 1 GB.
     """
-    # Imported here: retrieval figures alone need not wait for scikit-learn.
+    # Imported here: retrieval metrics alone need not wait for scikit-learn.
     from sklearn.metrics import normalized_mutual_info_score
     from sklearn.metrics.cluster import pair_confusion_matrix
 

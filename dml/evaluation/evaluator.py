@@ -1,4 +1,4 @@
-"""From a method and its test images to figures, the same for every method and any number of processes.
+"""From a method and its test images to metrics, the same for every method and any number of processes.
 
 N test images, L learners, d width of one learner.
 """
@@ -12,14 +12,15 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric
+from torchmetrics import Metric as Collecting
 from tqdm import tqdm
 
 from dml.errors import UserError
+from dml.evaluation.metric import metric
 
 
 @dataclass(frozen=True)
-class Table:
+class Embedded:
     """Test embeddings in the order of the records' rows, each row once.
 
     Attributes:
@@ -32,14 +33,14 @@ class Table:
     labels: Tensor
     rows: Tensor
 
-    def take(self, rows: np.ndarray) -> "Table":
-        """The part of the table that stands for `rows` of the records."""
+    def take(self, rows: np.ndarray) -> "Embedded":
+        """Those of `rows` of the records."""
         at = torch.searchsorted(self.rows, torch.as_tensor(np.sort(rows)))
-        return Table(self.embeddings[at], self.labels[at], self.rows[at])
+        return Embedded(self.embeddings[at], self.labels[at], self.rows[at])
 
 
-class Collector(Metric):
-    """Embeddings of all ranks, brought together and de-duplicated by index: padding never changes a figure."""
+class Collector(Collecting):
+    """Embeddings of all ranks, brought together and de-duplicated by index: padding never changes a metric."""
 
     full_state_update = False
     embeddings: list[Tensor]
@@ -63,13 +64,13 @@ class Collector(Metric):
             for state in (self.embeddings, self.labels, self.rows)
         )
 
-    def table(self) -> Table:
+    def embedded(self) -> Embedded:
         """What all ranks collected, in the order of rows, each row once."""
         embeddings, labels, rows = (state.cpu() for state in self.compute())
         # torchmetrics squeezes what has one element.
         labels, rows = labels.reshape(-1), rows.reshape(-1)
         order = np.unique(rows.numpy(), return_index=True)[1]
-        return Table(embeddings[order], labels[order], rows[order])
+        return Embedded(embeddings[order], labels[order], rows[order])
 
 
 def embed(
@@ -79,7 +80,7 @@ def embed(
     *,
     of: Callable[[Tensor], Tensor] | None = None,
     title: str | None = None,
-) -> Table:
+) -> Embedded:
     """Embeds all batches in evaluation mode and leaves the method in the mode in which it was.
 
     Args:
@@ -98,12 +99,12 @@ def embed(
             batch = to_device(batch)
             collector.update(embedding(batch["image"]), batch["label"], batch["index"])
     method.train(training)
-    return collector.table()
+    return collector.embedded()
 
 
 def embed_rows(
     trainer: Trainer, rows: np.ndarray, title: str, *, of: Callable[[Tensor], Tensor] | None = None
-) -> Table:
+) -> Embedded:
     """Rows of the data of a running training, shared by its ranks, in its precision; the same on every rank.
 
     Args:
@@ -124,75 +125,71 @@ Retrieval = Callable[[Tensor, Tensor | None], dict[str, float]]
 
 
 def score(
-    queries: Table,
-    gallery: Table | None,
+    queries: Embedded,
+    gallery: Embedded | None,
     retrieval: Retrieval,
     *,
     slices: int = 1,
     groups: Mapping[str, slice] | None = None,
     final: bool,
 ) -> dict[str, float]:
-    """Figures of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
+    """Metrics of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
 
     `learners/mean/...` and `learners/std/...` are over the learners. Of several learners, `learners/self_cosine` is the
     mean cosine between two learners' embeddings of one image (ABE section 6.2), `learners/correlation` as in
-    `correlation` (DCES Table 7), and `first/<m>/...` are of the first m learners together (DCES Fig. 10).
+    `correlation` (DCES Table 7), and `first/<m>/...` are of the ensemble of the first m learners (DCES Fig. 10).
 
     Args:
         queries: the query images; they are their own gallery where `gallery` is None.
-        retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> figures.
+        retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> metrics.
         slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
             `learners/...`, which DCES compares its learners with.
-        groups: learners that are tested together too, by name: `<name>/...` are the group's figures (DeML Table 2),
-            `<name>/self_cosine` is between its learners (Table 4).
-        final: with the figures that only the last evaluation of a run gives: `first/...`.
+        groups: ensembles of some learners, which are tested too, by name: `<name>/...` are the group's metrics (DeML
+            Table 2), `<name>/self_cosine` is between its learners (Table 4).
+        final: with the metrics that only the last evaluation of a run gives: `first/...`.
 
     Raises:
         UserError: slices that do not divide the width.
     """
 
-    def figures(part: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    def measure(part: Callable[[Tensor], Tensor]) -> dict[str, float]:
         return retrieval(part(queries.embeddings), None if gallery is None else part(gallery.embeddings))
 
     _, learners, width = queries.embeddings.shape
     if learners == 1 and width % slices:
         raise UserError(f"protocol.slices={slices} does not divide the embedding's width {width}.")
-    name, parts = ("learners", learners) if learners > 1 else ("slices", slices)
+    kind, parts = ("learners", learners) if learners > 1 else ("slices", slices)
 
     def cut(embeddings: Tensor) -> Tensor:  # [N,L,d] -> [N,parts,.]
         return embeddings if learners > 1 else embeddings.unflatten(2, (slices, -1)).squeeze(1)
 
-    together = figures(lambda e: e.flatten(1))
-    result = {f"test/{figure}": value for figure, value in together.items()}
+    ensemble = measure(lambda e: e.flatten(1))
+    result = {f"test/{name}": value for name, value in ensemble.items()}
     if learners == 1:
-        result |= _of_parts([together], "learners")
+        result |= _of_parts([ensemble], "learners")
     if parts == 1:
         return result
-    apart = [figures(lambda e, i=i: cut(e)[:, i]) for i in range(parts)]  # type: ignore[misc]
-    result |= _of_parts(apart, name) | {f"{name}/correlation": correlation(cut(queries.embeddings))}
+    apart = [measure(lambda e, i=i: cut(e)[:, i]) for i in range(parts)]  # type: ignore[misc]
+    result |= _of_parts(apart, kind) | {f"{kind}/correlation": correlation(cut(queries.embeddings))}
     if learners > 1:
         result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
     for group, own in (groups or {}).items():
-        of_group = figures(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
-        result |= {f"{group}/{figure}": value for figure, value in of_group.items() if _ranked(figure)}
+        of_group = measure(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
+        result |= {f"{group}/{name}": value for name, value in of_group.items() if metric(name).per_learner}
         if (own.stop - own.start) > 1:
             result[f"{group}/self_cosine"] = float(self_cosines(queries.embeddings[:, own]).mean())
     if final:
-        between = [figures(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
-        for m, first in enumerate([apart[0], *between, together], 1):
-            result |= {f"first/{m}/{figure}": value for figure, value in first.items() if _ranked(figure)}
+        between = [measure(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
+        for m, first in enumerate([apart[0], *between, ensemble], 1):
+            result |= {f"first/{m}/{name}": value for name, value in first.items() if metric(name).per_learner}
     return result
 
 
-def _ranked(name: str) -> bool:
-    return name.startswith(("recall", "precision", "r_precision", "map"))
-
-
-def _of_parts(figures: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
-    """The figures of each part, their mean and their standard deviation."""
+def _of_parts(measured: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
+    """The metrics of each part, their mean and their standard deviation."""
     result: dict[str, float] = {}
-    for name in filter(_ranked, figures[0]):
-        values = np.array([one[name] for one in figures])
+    for name in (name for name in measured[0] if metric(name).per_learner):
+        values = np.array([one[name] for one in measured])
         result |= {f"{prefix}/{i}/{name}": float(value) for i, value in enumerate(values)}
         result |= {f"{prefix}/mean/{name}": float(values.mean()), f"{prefix}/std/{name}": float(values.std())}
     return result

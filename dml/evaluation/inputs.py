@@ -1,4 +1,4 @@
-"""What a caller gives - embeddings, labels, numbers - checked once and turned into what the figures are computed of."""
+"""What a caller gives - embeddings, labels, numbers - checked once and turned into what the metrics are computed of."""
 
 import operator
 from collections.abc import Iterable

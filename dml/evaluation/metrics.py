@@ -1,16 +1,16 @@
-"""Exact retrieval figures: who stands nearer, counted for every query against the whole gallery.
+"""Exact retrieval metrics: who stands nearer, counted for every query against the whole gallery.
 
 Q queries, M gallery items, D width, b queries of a block, L items of the largest class in a block, R positives of
 a query, k scores kept.
 
 Items are ranked by Euclidean distance, as in all five papers; for unit-norm embeddings that is ranking by cosine.
 **Ties go against the query**: a negative exactly as near as a positive stands before it, and positives tied with
-each other follow one another. A collapsed embedding scores 0, and no figure depends on the order of storage.
+each other follow one another. A collapsed embedding scores 0, and no metric depends on the order of storage.
 Identical embeddings always tie; different ones at the same distance do as far as float32 scores show it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from dml.distributed import rank_shard, sum_of_shards
 from dml.errors import UserError
 from dml.evaluation.clustering import clustering_scores, kmeans
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
+from dml.evaluation.metric import of_queries
 from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
 
 
@@ -31,15 +32,12 @@ class Ranking:
 
     Attributes:
         best_rank: `[Q]` int64, rank of the nearest positive, from 1. Recall@K is `best_rank <= K`, for any K.
-        r_precision: `[Q]` float64, share of positives among the R nearest items.
-        average_precision: `[Q]` float64, AP@R = 1/R * sum of i / r_i over positives of rank r_i <= R, the i-th
-            nearest positive having rank r_i (Musgrave et al. 2020, section 3.2).
+        values: `[Q]` float64 of each metric that is a mean over queries (`dml.evaluation.metric.of_queries`), by name.
         positives: `[Q]` int64, R: items of the query's class in the gallery, without the query itself.
     """
 
     best_rank: np.ndarray
-    r_precision: np.ndarray
-    average_precision: np.ndarray
+    values: Mapping[str, np.ndarray]
     positives: np.ndarray
 
 
@@ -64,7 +62,8 @@ def evaluate(
         seed: of k-means.
 
     Returns:
-        `recall@K` of each K, `precision@1`, `r_precision`, `map@r`, the counts `queries` (all of them) and
+        `recall@K` of each K, the metrics of `dml.evaluation.metric.of_queries` (`precision@1`, `r_precision`, `map@r`),
+        the counts `queries` (all of them) and
         `queries_without_positive` (left out of the averages), and with `clustering` `nmi` and `f1`.
 
     Raises:
@@ -79,9 +78,7 @@ def evaluate(
         )
     best = ranking.best_rank[found]
     result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
-    result["precision@1"] = float((best == 1).mean())
-    result["r_precision"] = float(ranking.r_precision[found].mean())
-    result["map@r"] = float(ranking.average_precision[found].mean())
+    result |= {name: float(values[found].mean()) for name, values in ranking.values.items()}
     if clustering:
         result |= cluster(embeddings, labels, seed=seed)
     return result | {"queries": float(len(found)), "queries_without_positive": float((~found).sum())}
@@ -113,7 +110,7 @@ def rank(
         gallery: `[M,D]`. None: the queries are the gallery, each without itself (by index).
         gallery_labels: `[M]`, given with `gallery`.
         block: queries at a time, rounded up to whole tiles of 128. Memory is about 4 * block * M bytes beside the
-            embeddings; no figure depends on it.
+            embeddings; no metric depends on it.
         shared: all ranks of a distributed run call this with the same arguments: each takes its share of the queries,
             in whole tiles, and all get the ranking of all, to the last bit that of a single process.
 
@@ -138,16 +135,18 @@ def rank(
     # Queries with about the same number of positives share a block, so that little of it is padding.
     rows = positives.argsort(stable=True)
     rows = rows[positives[rows] > 0]
-    best, r_precision, average_precision = (
-        positives.new_zeros(len(queries), dtype=kind) for kind in (torch.int64, torch.float64, torch.float64)
-    )
+    best = torch.zeros_like(positives)
+    values = {name: positives.new_zeros(len(queries), dtype=torch.float64) for name in of_queries()}
     mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
     for at, strip in strips(Space.of(queries, items[order]), mine, block):
         nearness = _take_positives(strip, start[at], length[at], own[at])
-        best[at], r_precision[at], average_precision[at] = _rank_block(strip, nearness, positives[at])
+        best[at], ranks = _ranks(strip, nearness, positives[at])
+        for name, of_query in of_queries().items():
+            values[name][at] = of_query(ranks, positives[at])
     if shared:
-        best, r_precision, average_precision = map(sum_of_shards, (best, r_precision, average_precision))
-    return Ranking(*(figure.cpu().numpy() for figure in (best, r_precision, average_precision, positives)))
+        best, values = sum_of_shards(best), {name: sum_of_shards(of_all) for name, of_all in values.items()}
+    by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
+    return Ranking(best.cpu().numpy(), by_name, positives.cpu().numpy())
 
 
 def _take_positives(strip: Tensor, start: Tensor, length: Tensor, own: Tensor) -> Tensor:
@@ -160,12 +159,12 @@ def _take_positives(strip: Tensor, start: Tensor, length: Tensor, own: Tensor) -
     return nearness
 
 
-def _rank_block(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Best rank, R-Precision and AP@R of a block.
+def _ranks(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a block the best ranks `[b]`, and the ranks `[b,L]` of all positives as `Metric.of_query` has them.
 
-    The i-th nearest positive has rank i + the number of negatives at least as near. Of those figures all but the
-    best rank ask only about ranks up to R, for which the R nearest negatives are enough: a positive behind all of
-    them has a rank above R. Where the best one is, its rank takes a pass over the whole gallery.
+    The i-th nearest positive has rank i + the number of negatives at least as near. Metrics ask only about ranks up to
+    R, for which the R nearest negatives are enough: a positive behind all of them has a rank above R. Where the best
+    one is, its rank takes a pass over the whole gallery.
 
     Args:
         negatives: `[b,P]` scores, -inf where no negative is.
@@ -178,11 +177,10 @@ def _rank_block(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Ten
     ahead = torch.searchsorted(-hardest, -nearness, right=True)
     order = torch.arange(1, deepest + 1, device=ahead.device)
     ranks = order + ahead
-    near = ranks <= count[:, None]
     best = ranks[:, 0].clone()
     far = (ahead[:, 0] == hardest.shape[1]).nonzero()[:, 0]
     best[far] = 1 + _count_at_least(negatives[far], nearness[far, :1])
-    return best, near.sum(1) / count.double(), (near * order / ranks.double()).sum(1) / count
+    return best, ranks
 
 
 def _count_at_least(scores: Tensor, threshold: Tensor) -> Tensor:

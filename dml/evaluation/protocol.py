@@ -1,7 +1,7 @@
 """Who trains, who is searched for, who is searched, and which checkpoint is reported."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -10,37 +10,15 @@ from pydantic import Field
 from torch import Tensor
 
 from dml.configuration.ranges import Count, Few, Seed, Size, WholeNumber
+from dml.configuration.trainings import Axis
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Retrieval, Table, score
+from dml.evaluation.evaluator import Embedded, Retrieval, score
 from dml.evaluation.inputs import as_ks
+from dml.evaluation.metric import HEADLINE, declared, of_queries
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
-
-Part = Literal["test", "validation"]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Rows of the records.
-
-    Attributes:
-        train: to train on.
-        query, gallery: of the test; no gallery: the queries are their own gallery, without themselves.
-        validation: of classes neither trained on nor in the test; None: the protocol has none.
-        cameras: `[N]` of all rows of the records, where images of the query's own camera do not count.
-    """
-
-    train: np.ndarray
-    query: np.ndarray
-    gallery: np.ndarray | None
-    validation: np.ndarray | None = None
-    cameras: np.ndarray | None = None
-
-    @property
-    def monitor(self) -> Part:
-        """What is evaluated while training, and decides which checkpoint was the best."""
-        return "test" if self.validation is None else "validation"
+from dml.evaluation.splits import EvaluatedPart, Split
 
 
 class Conventional:
@@ -51,7 +29,7 @@ class Conventional:
             papers report (ABE section 5: "for the iteration with highest Recall@1"), stands beside it and is labelled
             so. `best_test`: that one, labelled so, the last one beside it. `val_classes`: the best one on the last
             quarter of the training classes, which are then not trained on.
-        criterion: by which checkpoints are compared, `recall@1` or `map@r`.
+        criterion: the metric by which checkpoints are compared, one of `criteria`.
         patience: training stops after so many evaluations on validation classes without a better one; None: never.
         ks: the K of Recall@K.
         every: how often to evaluate while training.
@@ -63,16 +41,18 @@ class Conventional:
         seen: Recall@1 among the training images too, at every evaluation (DeML Fig. 5): it costs a pass over them.
 
     Raises:
-        UserError: an unknown choice, or a K, an interval, patience or a number of slices that is no positive number.
+        UserError: a K, an interval, patience or a number of slices that is no positive number.
     """
 
+    axes: tuple[Axis, ...] = ()  # numbers that tell its trainings apart: a single one
+    of_test = tuple(of_queries())  # metrics of its test beside Recall@K
     keeps_embeddings = False  # of the test images, in the run's folder
 
     def __init__(
         self,
         *,
         select: Literal["last", "best_test", "val_classes"] = "last",
-        criterion: Literal["recall@1", "map@r"] = "recall@1",
+        criterion: str = HEADLINE,
         patience: Count | None = None,
         ks: Sequence[Count] = (1, 2, 4, 8),
         every: Count = 100,
@@ -84,13 +64,29 @@ class Conventional:
     ) -> None:
         ks = as_ks(ks, "protocol.ks")
         if 1 not in ks:
-            raise UserError(f"protocol.ks={list(ks)} has to hold 1: checkpoints are compared by Recall@1.")
+            raise UserError(f"protocol.ks={list(ks)} has to hold 1: every run is told by its Recall@1.")
         self.select, self.criterion, self.patience = select, criterion, patience
         self.ks = ks
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
     def split(self, records: Records) -> Split:
+        """Who trains, is sought and is searched, checked.
+
+        Raises:
+            UserError: a data set that the protocol cannot part, a split that `Split.check` refuses, or a criterion that
+                is no metric of what it monitors.
+        """
+        split = self.parted(records)
+        split.check(records)
+        if self.criterion not in (known := self.criteria(split.monitor)):
+            raise UserError(
+                f"protocol.criterion={self.criterion} is no metric of this protocol on its {split.monitor} classes: "
+                f"choose one of {', '.join(known)}."
+            )
+        return split
+
+    def parted(self, records: Records) -> Split:
         """Training classes to train on; test classes as query and gallery, or apart where the data set has them so.
 
         Raises:
@@ -102,56 +98,62 @@ class Conventional:
             return _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
         return whole
 
-    def _with_its_criterion(self, split: Split) -> Split:
-        """Raises UserError where the test has no MAP@R to compare checkpoints by."""
-        if self.criterion == "map@r" and split.monitor == "test":
-            raise UserError("protocol.criterion=map@r is no figure of this protocol's test: choose recall@1.")
-        return split
+    def criteria(self, part: EvaluatedPart) -> list[str]:
+        """The metrics of a part of the split by which checkpoints can be compared."""
+        names = [*(f"recall@{k}" for k in self.ks), *(self.of_test if part == "test" else of_queries())]
+        return [name for name in names if (known := declared(name)) and known.higher_is_better is not None]
 
     def interval(self, steps_per_epoch: int) -> int:
         """Steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
     def score(
-        self, table: Table, split: Split, part: Part, *, groups: Mapping[str, slice] | None = None, final: bool
+        self,
+        embedded: Embedded,
+        split: Split,
+        part: EvaluatedPart,
+        *,
+        groups: Mapping[str, slice] | None = None,
+        final: bool,
     ) -> dict[str, float]:
-        """Figures of one checkpoint on one part of the split, computed by all ranks together.
+        """Metrics of one checkpoint on one part of the split, computed by all ranks together.
 
         On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
         validation images those of the concatenation, as `validation/...`.
         """
         if part == "validation":
-            figures = evaluate(table.embeddings.flatten(1), table.labels, ks=self.ks, shared=True, clustering=False)
-            return {f"validation/{name}": value for name, value in figures.items()}
-        queries = table.take(split.query)
-        gallery = None if split.gallery is None else table.take(split.gallery)
+            whole = embedded.embeddings.flatten(1)
+            metrics = evaluate(whole, embedded.labels, ks=self.ks, shared=True, clustering=False)
+            return {f"validation/{name}": value for name, value in metrics.items()}
+        queries = embedded.take(split.query)
+        gallery = None if split.gallery is None else embedded.take(split.gallery)
         retrieval = self.retrieval(split, queries, gallery)
-        figures = score(queries, gallery, retrieval, slices=self.slices, groups=groups, final=final)
+        metrics = score(queries, gallery, retrieval, slices=self.slices, groups=groups, final=final)
         if self.clustering and final:
             found = cluster(queries.embeddings.flatten(1), queries.labels)
-            figures |= {f"test/{name}": value for name, value in found.items()}
-        return figures
+            metrics |= {f"test/{name}": value for name, value in found.items()}
+        return metrics
 
-    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
+    def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
         """How one embedding of these images is scored."""
 
-        def figures(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
+        def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
             return evaluate(
-                of_queries,
+                query_points,
                 queries.labels,
-                gallery=of_gallery,
+                gallery=gallery_points,
                 gallery_labels=None if gallery is None else gallery.labels,
                 ks=self.ks,
                 shared=True,
                 clustering=False,
             )
 
-        return figures
+        return measure
 
-    def ranking(self, split: Split, table: Table) -> Ranking | None:
+    def ranking(self, split: Split, embedded: Embedded) -> Ranking | None:
         """What became of each query, in the order of `split.query`; None where the protocol has no such ranking."""
-        queries = table.take(split.query)
-        gallery = None if split.gallery is None else table.take(split.gallery)
+        queries = embedded.take(split.query)
+        gallery = None if split.gallery is None else embedded.take(split.gallery)
         return rank(
             queries.embeddings.flatten(1),
             queries.labels,
@@ -175,34 +177,36 @@ class AcrossCameras(Conventional):
     See `dml.evaluation.reidentification.across_cameras`. Options are those of `Conventional`.
     """
 
-    def split(self, records: Records) -> Split:
+    of_test = ("map", "map_toolkit")
+
+    def parted(self, records: Records) -> Split:
         """Raises UserError for a data set without cameras or without a gallery of its own."""
         if records.cameras is None or records.gallery_rows is None:
             lacks = "cameras" if records.cameras is None else "gallery apart from its queries"
             raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
-        return self._with_its_criterion(replace(super().split(records), cameras=records.cameras))
+        return replace(super().parted(records), cameras=records.cameras)
 
-    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
+    def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
         assert gallery is not None
         assert split.cameras is not None
         cameras = torch.as_tensor(split.cameras)
 
-        def figures(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
-            assert of_gallery is not None
+        def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
+            assert gallery_points is not None
             return across_cameras(
-                of_queries,
+                query_points,
                 queries.labels,
                 cameras[queries.rows],
-                gallery=of_gallery,
+                gallery=gallery_points,
                 gallery_labels=gallery.labels,
                 gallery_cameras=cameras[gallery.rows],
                 ks=self.ks,
                 shared=True,
             )
 
-        return figures
+        return measure
 
-    def ranking(self, split: Split, table: Table) -> None:
+    def ranking(self, split: Split, embedded: Embedded) -> None:
         return None
 
 
@@ -212,7 +216,7 @@ class OneImageGallery(Conventional):
     See `dml.evaluation.reidentification.one_image_gallery`.
 
     Args:
-        draws: galleries, over which figures are averaged.
+        draws: galleries, over which metrics are averaged.
         seed: of the galleries: every method and every training seed meets the same ones.
         options: see `Conventional`.
 
@@ -220,31 +224,33 @@ class OneImageGallery(Conventional):
         UserError: a number that is none.
     """
 
+    of_test = ("map",)
+
     def __init__(self, *, draws: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
         self.draws, self.seed = draws, seed
 
-    def split(self, records: Records) -> Split:
+    def parted(self, records: Records) -> Split:
         """All test images, queries and gallery alike: each draw parts them anew.
 
         Raises:
             UserError: every test image is alone in its class.
         """
-        whole = super().split(records)
+        whole = super().parted(records)
         rows = whole.query if whole.gallery is None else np.sort(np.concatenate([whole.query, whole.gallery]))
         if len(np.unique(records.labels[rows])) == len(rows):
             raise UserError(f"Every test image of {records.name} is alone in its class: none is left as a query.")
-        return self._with_its_criterion(replace(whole, query=rows, gallery=None))
+        return replace(whole, query=rows, gallery=None)
 
-    def retrieval(self, split: Split, queries: Table, gallery: Table | None) -> Retrieval:
-        def figures(of_queries: Tensor, _: Tensor | None) -> dict[str, float]:
+    def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
+        def measure(query_points: Tensor, _: Tensor | None) -> dict[str, float]:
             return one_image_gallery(
-                of_queries, queries.labels, ks=self.ks, draws=self.draws, seed=self.seed, shared=True
+                query_points, queries.labels, ks=self.ks, draws=self.draws, seed=self.seed, shared=True
             )
 
-        return figures
+        return measure
 
-    def ranking(self, split: Split, table: Table) -> None:
+    def ranking(self, split: Split, embedded: Embedded) -> None:
         return None
 
 
@@ -265,15 +271,16 @@ class RandomClassSplit(Conventional):
         UserError: a split that is not there.
     """
 
+    axes = (Axis("split", "splits"),)
+
     def __init__(self, *, split: WholeNumber, splits: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
         if self.select != "last":
             raise UserError("protocol.select cannot be chosen here: a random half of the training classes selects.")
-        if split >= splits:
-            raise UserError(f"protocol.split={split} is none of the {splits} splits: they are 0 to {splits - 1}.")
+        self.axes[0].check(split, splits)
         self.number, self.seed = split, seed
 
-    def split(self, records: Records) -> Split:
+    def parted(self, records: Records) -> Split:
         """Half of the training classes, rounded up, to train on; the test stays the data set's.
 
         Raises:
@@ -284,7 +291,7 @@ class RandomClassSplit(Conventional):
         if len(classes) < 2:
             raise UserError(f"{records.name} has {len(classes)} training class: half of them cannot be held out.")
         order = np.random.default_rng([self.seed, self.number]).permutation(classes)
-        return _held_out(super().split(records), records, order[(len(classes) + 1) // 2 :])
+        return _held_out(super().parted(records), records, order[(len(classes) + 1) // 2 :])
 
 
 class MLRC(Conventional):
@@ -308,6 +315,7 @@ class MLRC(Conventional):
         UserError: a fold or a repetition that is not there, or an unknown arithmetic.
     """
 
+    axes = (Axis("repeat", "repeats", reseeds=True), Axis("fold", "folds", collected=True, shapes=True))
     keeps_embeddings = True
 
     def __init__(
@@ -318,20 +326,19 @@ class MLRC(Conventional):
         folds: Annotated[int, Field(ge=2, le=1024)] = 4,
         repeats: Few = 3,
         arithmetic: Literal["linspace", "mlrc"] = "linspace",
-        criterion: Literal["recall@1", "map@r"] = "map@r",
+        criterion: str = "map@r",
         **options: Any,
     ) -> None:
         super().__init__(criterion=criterion, **options)
-        for one, many, value, number in (("fold", "folds", fold, folds), ("repeat", "repeats", repeat, repeats)):
-            if value >= number:
-                raise UserError(f"protocol.{one}={value} is none of the {number} {many}: they are 0 to {number - 1}.")
+        for axis, number, count in zip(self.axes, (repeat, fold), (repeats, folds), strict=True):
+            axis.check(number, count)
         if self.select != "last":
             raise UserError("protocol.select cannot be chosen with protocol=mlrc: it selects on a fold.")
         self.fold, self.folds, self.arithmetic = fold, folds, arithmetic
 
-    def split(self, records: Records) -> Split:
+    def parted(self, records: Records) -> Split:
         """Raises UserError for fewer training classes than folds."""
-        whole = super().split(records)
+        whole = super().parted(records)
         classes = np.unique(records.labels[whole.train])
         if len(classes) < self.folds:
             raise UserError(f"{records.name} has {len(classes)} training classes: fewer than {self.folds} folds.")

@@ -110,7 +110,7 @@ def one_image_gallery(
         embeddings: `[N,D]`.
         labels: `[N]` whole numbers.
         ks: the K of Recall@K.
-        draws: galleries, over which figures are averaged.
+        draws: galleries, over which metrics are averaged.
         seed: of the galleries, which are a function of it and the labels alone.
         shared: see `dml.evaluation.metrics.rank`.
 

@@ -1,7 +1,9 @@
-"""What holds of every split, whichever data set and protocol it comes of; else figures say nothing, and look good."""
+"""The split of a protocol, and what holds of each, whatever data set it comes of; else metrics look good and say
+nothing."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -9,26 +11,47 @@ from dml.data.fingerprint import places
 from dml.data.records import Records
 from dml.errors import UserError
 
-if TYPE_CHECKING:
-    from dml.evaluation.protocol import Split
+EvaluatedPart = Literal["test", "validation"]
 
 
-def check_split(records: Records, split: "Split") -> None:
-    """Raises UserError unless images and classes are apart where they have to be.
+@dataclass(frozen=True)
+class Split:
+    """Rows of the records.
 
-    Training, validation and test share neither class nor image; none of them has an image of a class twice; no query is
-    in the gallery, unless the protocol leaves out the images of its camera, hence the query itself.
+    Attributes:
+        train: to train on.
+        query, gallery: of the test; no gallery: the queries are their own gallery, without themselves.
+        validation: of classes neither trained on nor in the test; None: the protocol has none.
+        cameras: `[N]` of all rows of the records, where images of the query's own camera do not count.
     """
-    parts = {"training": split.train, "validation": split.validation, "queries": split.query, "gallery": split.gallery}
-    rows = {part: np.asarray(one) for part, one in parts.items() if one is not None}
-    for part, of_part in rows.items():
-        if not len(of_part):
-            raise UserError(f"the split of {records.name} has no images as {part}: choose other classes or roles")
-        if of_part.min() < 0 or of_part.max() >= len(records):
-            raise UserError(
-                f"the split of {records.name} has a row as {part} that is none of its {len(records)} images"
-            )
-    _Overlaps(records, rows).check(with_own_image=split.cameras is not None)
+
+    train: np.ndarray
+    query: np.ndarray
+    gallery: np.ndarray | None
+    validation: np.ndarray | None = None
+    cameras: np.ndarray | None = None
+
+    @property
+    def monitor(self) -> EvaluatedPart:
+        """What is evaluated while training, and decides which checkpoint was the best."""
+        return "test" if self.validation is None else "validation"
+
+    def check(self, records: Records) -> None:
+        """Raises UserError unless images and classes are apart where they have to be.
+
+        Training, validation and test share neither class nor image; none of them has an image of a class twice; no
+        query is in the gallery, unless the protocol leaves out the images of its camera, hence the query itself.
+        """
+        parts = {"training": self.train, "validation": self.validation, "queries": self.query, "gallery": self.gallery}
+        rows = {part: np.asarray(one) for part, one in parts.items() if one is not None}
+        for part, of_part in rows.items():
+            if not len(of_part):
+                raise UserError(f"the split of {records.name} has no images as {part}: choose other classes or roles")
+            if of_part.min() < 0 or of_part.max() >= len(records):
+                raise UserError(
+                    f"the split of {records.name} has a row as {part} that is none of its {len(records)} images"
+                )
+        _Overlaps(records, rows).check(with_own_image=self.cameras is not None)
 
 
 class _Overlaps:

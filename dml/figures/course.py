@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from dml.evaluation.metric import HEADLINE
 from dml.figures.style import canvas, height, shade, wrapped
 
 
@@ -16,18 +17,18 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     for name in dict.fromkeys(key for record in records for key in record if key.startswith("train/")):
         points = [(record["step"], record[name]) for record in records if name in record]
         loss.plot(*zip(*points, strict=True), label=name.removeprefix("train/"), linewidth=1)
-    watched = "validation" if any("validation/recall@1" in record for record in records) else "test"
-    lines = {f"{watched}/recall@1": "together"}
-    if watched == "test":
-        lines["learners/mean/recall@1"] = "mean learner"
-    if any("seen/recall@1" in record for record in records):
-        lines["seen/recall@1"] = "training images"
+    monitored = "validation" if any(f"validation/{HEADLINE}" in record for record in records) else "test"
+    lines = {f"{monitored}/{HEADLINE}": "ensemble"}
+    if monitored == "test":
+        lines[f"learners/mean/{HEADLINE}"] = "mean learner"
+    if any(f"seen/{HEADLINE}" in record for record in records):
+        lines[f"seen/{HEADLINE}"] = "training images"
     for name, label in lines.items():
         points = [(record["step"], record[name]) for record in records if name in record]
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
     loss.set(xlabel="step", ylabel="training loss")
-    seen = " and training" if "seen/recall@1" in lines else ""
-    recall.set(xlabel="step", ylabel=f"Recall@1 on {watched}{seen} classes")
+    seen = " and training" if f"seen/{HEADLINE}" in lines else ""
+    recall.set(xlabel="step", ylabel=f"Recall@1 on {monitored}{seen} classes")
     for axes, corner in ((loss, "upper right"), (recall, "lower right")):
         if axes.lines:  # a training shorter than trainer.log_every has no losses
             axes.legend(frameon=False, fontsize=8, loc=corner)
@@ -36,7 +37,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Recall@1 while training (DCES Fig. 1: a line a K), step -> figure for each line's label."""
+    """Recall@1 while training (DCES Fig. 1: a line a K), step -> metric for each line's label."""
     labels = wrapped(lines)
     figure = canvas(9, 3.4 + height(labels.values()))
     axes = figure.subplots()

@@ -7,31 +7,32 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dml.evaluation.evaluator import Table, self_cosines
+from dml.evaluation.evaluator import Embedded, self_cosines
+from dml.evaluation.metric import HEADLINE, metric
 from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas
 
 
 def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
-    """Recall@1 of each learner beside their concatenation."""
+    """Recall@1 of each learner beside the ensemble."""
     figure = canvas(max(3.5, 0.6 * learners + 2), 3.2)
     axes = figure.subplots()
-    axes.bar(range(learners), [metrics[f"learners/{i}/recall@1"] for i in range(learners)], color=BLUE)
-    axes.axhline(metrics["test/recall@1"], color=RED, linestyle="--", label="together")
-    axes.axhline(metrics["untrained/recall@1"], color=GREY, linestyle=":", label="untrained, together")
+    axes.bar(range(learners), [metrics[f"learners/{i}/{HEADLINE}"] for i in range(learners)], color=BLUE)
+    axes.axhline(metrics[f"test/{HEADLINE}"], color=RED, linestyle="--", label="ensemble")
+    axes.axhline(metrics[f"untrained/{HEADLINE}"], color=GREY, linestyle=":", label="untrained ensemble")
     axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners), ylim=(0, 1))
     axes.legend(frameon=False, fontsize=8, loc="upper right")
     return figure
 
 
 def first_learners(metrics: Mapping[str, float]) -> Figure:
-    """Recall@K of the first m learners together, from the figures `first/<m>/...` (DCES Fig. 10)."""
+    """Recall@K of the ensemble of the first m learners, from the metrics `first/<m>/...` (DCES Fig. 10)."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     names = [name.removeprefix("first/1/") for name in metrics if name.startswith("first/1/recall@")]
-    counts = range(1, 1 + sum(name.endswith("/recall@1") for name in metrics if name.startswith("first/")))
+    counts = range(1, 1 + sum(name.endswith(f"/{HEADLINE}") for name in metrics if name.startswith("first/")))
     for name in names:
         values = [metrics[f"first/{m}/{name}"] for m in counts]
-        axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=name.replace("recall", "Recall"))
+        axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=metric(name).title)
     axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts), ylim=(0, 1))
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
@@ -52,19 +53,19 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
     return figure
 
 
-def similarity_histograms(table: Table, pairs: int = 50_000, seed: int = 0) -> Figure:
+def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0) -> Figure:
     """Cosines of positive, negative and self pairs (ABE Fig. 5), the first two within each learner.
 
     A self pair is one image embedded by two learners. `pairs` of each kind are drawn.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
-    first, second = random_pairs(table.labels, pairs, seed)
-    cosines = (table.embeddings[first] * table.embeddings[second]).sum(-1).flatten()  # [P*L]
-    same = (table.labels[first] == table.labels[second]).repeat_interleave(table.embeddings.shape[1])
+    first, second = random_pairs(embedded.labels, pairs, seed)
+    cosines = (embedded.embeddings[first] * embedded.embeddings[second]).sum(-1).flatten()  # [P*L]
+    same = (embedded.labels[first] == embedded.labels[second]).repeat_interleave(embedded.embeddings.shape[1])
     kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}
-    if table.embeddings.shape[1] > 1:
-        kinds["self pairs"] = (self_cosines(table.embeddings), GREEN)
+    if embedded.embeddings.shape[1] > 1:
+        kinds["self pairs"] = (self_cosines(embedded.embeddings), GREEN)
     bins = np.linspace(-1, 1, 101).tolist()
     for name, (values, colour) in kinds.items():
         label = f"{name}, mean {values.mean():.3f}"

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from dml.evaluation.evaluator import Table
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import rank
 from dml.evaluation.neighbours import nearest
 from dml.figures.style import GREY, RIGHT, WRONG, thumbnail
@@ -36,7 +36,7 @@ def cluster_images(
 
 
 def easiest_queries(
-    queries: Table, gallery: Table | None, open_image: Any, count: int = 10, side: int = 72
+    queries: Embedded, gallery: Embedded | None, open_image: Any, count: int = 10, side: int = 72
 ) -> Image.Image:
     """Queries that one learner answers and the others do not, a row a learner (DCES Fig. 9).
 
@@ -77,8 +77,8 @@ def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], column
 
 
 def retrieval_gallery(
-    queries: Table,
-    gallery: Table | None,
+    queries: Embedded,
+    gallery: Embedded | None,
     open_image: Any,
     cameras: np.ndarray | None = None,
     count: int = 10,

@@ -44,7 +44,7 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure at a number of a sweep: its mean over repetitions and their standard deviation."""
+    """A metric at a number of a sweep: its mean over repetitions and their standard deviation."""
 
     x: float
     mean: float
@@ -80,7 +80,7 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
     """MAP@R of MLRC's collections, a row a configuration and kind: all as dots, the independent ones as circles.
 
     Args:
-        lines: label, and by kind figures of all collections and of the independent ones.
+        lines: label, and by kind metrics of all collections and of the independent ones.
     """
     rows = [(label, kind, *values) for label, kinds in lines for kind, values in kinds.items()]
     figure = canvas(7, 0.6 * len(rows) + 1.2)
@@ -129,7 +129,7 @@ class Compared:
 
 
 def methods(parts: Mapping[str, Sequence[Compared]], metric: str, base: str) -> Figure:
-    """A column a protocol: a figure of each method, repetitions as dots, and its distance from the base."""
+    """A column a protocol: a metric of each method, repetitions as dots, and its distance from the base."""
     longest = max(len(rows) for rows in parts.values())
     figure = canvas(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.mlrc import write_aggregate
 from dml.configuration.options import check
-from dml.configuration.trainings import trainings_of
+from dml.configuration.trainings import left_open, trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.files import write_atomically
 from dml.launch.job import job
@@ -27,7 +27,7 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
         overrides: of the command line.
 
     Returns:
-        The content of `metrics.json`: of each figure its mean over the trainings, and as `<name>/std` its standard
+        The content of `metrics.json`: of each metric its mean over the pieces, and as `<name>/std` its standard
         deviation (with n - 1).
 
     Raises:
@@ -83,7 +83,7 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
     write_summary([folder.path], folder.path)
-    if "fold" in config.protocol and config.protocol.fold is None:
+    if any(axis.collected for axis in left_open(config)):
         metrics |= write_aggregate([folder.path], folder.path)
     write_atomically(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics

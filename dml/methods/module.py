@@ -7,7 +7,6 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from dml.data.datamodule import DataModule
 from dml.errors import UserError
 from dml.evaluation.evaluator import Collector, score
 from dml.evaluation.metrics import evaluate
@@ -70,13 +69,12 @@ class TrainedModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs Recall@K, P@1, R-Precision and MAP@R of the data's test images, as `test/...`, and the learners'."""
-        data, table = self.trainer.datamodule, self._collected[0].table()  # type: ignore[attr-defined]
-        if self.trainer.sanity_checking:
+        if self.trainer.sanity_checking:  # it has seen two batches alone
             return
-        assert isinstance(data, DataModule)
-        queries = table.take(data.query_rows)
-        gallery = None if data.gallery_rows is None else table.take(data.gallery_rows)
-
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        embedded = self._collected[0].embedded()
+        queries = embedded.take(data.query_rows)
+        gallery = None if data.gallery_rows is None else embedded.take(data.gallery_rows)
         labels = None if gallery is None else gallery.labels
 
         def retrieval(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One page of experiments: what was published, what was measured here, and the difference; figures drawn."""
+"""One page of experiments: what was published, what was measured here, and the difference; paper figures drawn."""
 
 import base64
 import io
@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from dml.evaluation.metric import declared
 from dml.figures import course, summaries
 from dml.files import write_atomically
 from dml.papers.catalogue import Compared, Experiment, Measurement, Row, Training
@@ -22,17 +23,26 @@ from dml.runs.log import read_metrics
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of a row in the unit of the paper; None: not printed, or not measured.
+    """A metric of a row in the unit of the paper; None: not printed, or not measured.
 
     Attributes:
         published: as printed.
         mean, std: of n seeds; std None of one.
+        higher_is_better: None: neither way, as for a spread, or not known.
     """
 
     published: float | None
     mean: float | None
     std: float | None
     n: int
+    higher_is_better: bool | None = True
+
+    @property
+    def better(self) -> bool | None:
+        """Than published; None: neither way, or not known."""
+        if not self.difference or self.higher_is_better is None:
+            return None
+        return (self.difference > 0) == self.higher_is_better
 
     @property
     def difference(self) -> float | None:
@@ -80,13 +90,15 @@ def _cell(published: float | None, metric: str, scale: float, part: str, measure
     # Sizes are counted once: where there are trainings, these have them too.
     values = [scale * one.metrics[name] for one in ([m for m in mine if m.seed is not None] or mine)]
     if spread:
-        return Cell(published, statistics.stdev(values) if len(values) > 1 else None, None, len(values))
+        return Cell(published, statistics.stdev(values) if len(values) > 1 else None, None, len(values), None)
     std = statistics.stdev(values) if len(values) > 1 else None
-    return Cell(published, statistics.fmean(values) if values else None, std, len(values))
+    known = declared(name)
+    better = None if known is None else known.higher_is_better
+    return Cell(published, statistics.fmean(values) if values else None, std, len(values), better)
 
 
 def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
-    """Caption and PNG, as a data URI, of what can be drawn of a figure."""
+    """Caption and PNG, as a data URI, of what can be drawn of a paper figure."""
     kind = experiment.figure.get("kind")
     if kind == "over":
         return _over(experiment)
@@ -101,8 +113,8 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
 
 
 def comparison(experiment: Experiment) -> Figure | None:
-    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the setting
-    of the experiment; None where nothing was measured in it."""
+    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the
+    setting of the experiment; None where nothing was measured in it."""
     metric = experiment.figure["metric"]
     compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
     differences = {(one.row, one.part): one for one in compared}
@@ -204,7 +216,7 @@ def _values(experiment: Experiment, row: str, part: str, changes: list[str], met
 
 
 def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
-    """One figure of a row against another; of the paper's setting beside what was published."""
+    """One metric of a row against another; of the paper's setting beside what was published."""
     x, y, drawn = experiment.figure["x"], experiment.figure["y"], []
     for changes, part in product(_changes(experiment), experiment.parts):
         lines: Lines = {}
@@ -280,7 +292,7 @@ def number(value: float | None, sign: bool = False) -> str:
 
 
 def printed(value: float | None, places: int) -> str:
-    """A published figure, to the digit."""
+    """A published number, to the digit."""
     return "" if value is None else f"{value:.{places}f}"
 
 

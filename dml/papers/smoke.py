@@ -18,10 +18,11 @@ import torch
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from dml.analysis.mlrc import FIGURES, KINDS
+from dml.analysis.mlrc import KINDS
 from dml.configuration.composition import composed
-from dml.configuration.trainings import settle, trainings_of
+from dml.configuration.trainings import left_open, settle, trainings_of
 from dml.data.miniatures import smoke as make_miniatures
+from dml.evaluation.metric import of_queries
 from dml.papers.catalogue import FOLDER, Experiment
 from dml.runs.folder import RunFolder
 from dml.training.build import build, build_method
@@ -34,8 +35,8 @@ OF_A_BACKBONE = ("backbone", "method.branch=", "method.attention_depth=", "metho
 
 BATCH = 8
 
-# What an aggregate of folds adds to one training's figures.
-OF_FOLDS = {f"mlrc/{kind}/{figure}/mean" for kind in KINDS for figure in FIGURES}
+# What an aggregate adds to the metrics of one training.
+OF_COLLECTIONS = {f"mlrc/{kind}/{name}/mean" for kind in KINDS for name in of_queries()}
 
 Shown = dict[str, set[str]]  # by row, what the paper prints of it
 
@@ -132,7 +133,7 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
     places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
     small += ["backbone=small", *places]
     config = composed(*small)
-    several = trainings_of(config)
+    several, collected = trainings_of(config), any(axis.collected for axis in left_open(config))
     if several:  # the first of its trainings
         config = composed(*small, *next(iter(several.values())))
     settle(config)
@@ -168,5 +169,4 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
         run_folder.open(config, list(options))
         fit(config, run_folder, parts, trainer_of(config, parts.method, callbacks_of(config, run_folder, parts)))
         metrics = run_folder.metrics()
-    folds = any(name.startswith(("fold", "repeat")) for name in several)
-    return {*metrics, *(OF_FOLDS if folds else ())}
+    return {*metrics, *(OF_COLLECTIONS if collected else ())}

@@ -10,6 +10,7 @@ from typing import Any
 import wandb
 
 from dml.errors import UserError
+from dml.evaluation.metric import HEADLINE, METRICS, metric
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
@@ -23,7 +24,7 @@ STEP = "trainer/global_step"
 
 
 def sections() -> list[ws.Section]:
-    """What is compared, the most important first; names of figures are those of `metrics.json`."""
+    """What is compared, the most important first; names of metrics are those of `metrics.json`."""
 
     def course(title: str, *names: str) -> wr.LinePlot:
         return wr.LinePlot(
@@ -39,38 +40,38 @@ def sections() -> list[ws.Section]:
     def bars(title: str, *names: str) -> wr.BarPlot:
         return wr.BarPlot(title=title, metrics=list(names), groupby_aggfunc="mean", groupby_rangefunc="stddev")
 
-    def points(title: str, x: str, y: str = "test/recall@1") -> wr.ScatterPlot:
-        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(x), y=wr.SummaryMetric(y), log_x=True)
+    def points(x: str) -> wr.ScatterPlot:
+        title = f"{headline.title} over {metric(x).title}"
+        return wr.ScatterPlot(title=title, x=wr.SummaryMetric(x), y=wr.SummaryMetric(test), log_x=True)
+
+    headline, test = metric(HEADLINE), f"test/{HEADLINE}"
+    tested = [one for one in METRICS if "test" in one.places]
+    between = [one for one in METRICS if "learners" in one.places]
 
     return [
         ws.Section(
             name="Retrieval",
             is_open=True,
             panels=[
-                bars("Recall@1 on test classes, last checkpoint", "test/recall@1"),
-                bars("MAP@R", "test/map@r"),
-                course("Recall@1 on test classes", "test/recall@1"),
-                course("Recall@1 on validation classes", "validation/recall@1"),
-                course("MAP@R on validation classes", "validation/map@r"),
-                bars("Together and its mean learner", "test/recall@1", "learners/mean/recall@1"),
+                *(bars(f"{one.title} on test classes, of the result", f"test/{one.name}") for one in tested),
+                course(f"{headline.title} on test classes", test),
+                *(course(f"{one.title} on validation classes", f"validation/{one.name}") for one in tested),
+                bars("The ensemble and its mean learner", test, f"learners/mean/{HEADLINE}"),
             ],
         ),
         ws.Section(
             name="Learners",
             panels=[
-                course("Mean learner", "learners/mean/recall@1"),
-                course("Cosine between learners (ABE section 6.2)", "learners/self_cosine"),
-                course("Correlation of learners (DCES Table 7)", "learners/correlation"),
+                course("Mean learner", f"learners/mean/{HEADLINE}"),
+                *(course(f"Between learners: {one.title}", f"learners/{one.name}") for one in between),
                 wr.WeavePanelSummaryTable(table_name="learners"),
             ],
         ),
         ws.Section(
             name="Cost",
             panels=[
-                points("Recall@1 over parameters", "model/params"),
-                points("Recall@1 over flops", "model/flops"),
-                points("Recall@1 over seconds of training", "run/seconds"),
-                bars("Images a second", "run/images_per_second"),
+                *(points(name) for name in ("model/params", "model/flops", "run/seconds")),
+                bars(metric("run/images_per_second").title, "run/images_per_second"),
             ],
         ),
         ws.Section(
@@ -99,13 +100,13 @@ def sections() -> list[ws.Section]:
             name="Configurations",
             panels=[
                 wr.RunComparer(diff_only=True),
-                wr.ParameterImportancePlot(with_respect_to="test/recall@1"),
+                wr.ParameterImportancePlot(with_respect_to=test),
                 wr.ParallelCoordinatesPlot(
                     columns=[
                         wr.ParallelCoordinatesPlotColumn(metric=wr.Config("method/_target_")),
                         wr.ParallelCoordinatesPlotColumn(metric=wr.Config("head/dim")),
                         wr.ParallelCoordinatesPlotColumn(metric=wr.Config("lr"), log=True),
-                        wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric("test/recall@1")),
+                        wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(test)),
                     ]
                 ),
             ],

@@ -11,20 +11,21 @@ from omegaconf import OmegaConf
 
 import dml
 from dml.data.records import Records
-from dml.evaluation.evaluator import Table
-from dml.evaluation.protocol import Split
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.metric import HEADLINE, metric
+from dml.evaluation.splits import Split
 from dml.figures import course, embeddings, galleries
 from dml.figures.plot import Plot
 from dml.files import write_atomically
 from dml.reporting.page import render
-from dml.reporting.table import monitor, rows, tested, title
+from dml.reporting.table import cells, columns, monitor, places, tested
 
 
 def write_report(
     folder: Path,
     config: Mapping[str, Any],
     metrics: Mapping[str, float],
-    table: Table,
+    embedded: Embedded,
     records: Records,
     split: Split,
     log: Sequence[Mapping[str, Any]],
@@ -36,7 +37,7 @@ def write_report(
         folder: of the run.
         config: resolved, plain containers.
         metrics: what `metrics.json` will hold.
-        table: test embeddings of the checkpoint that is the result.
+        embedded: test embeddings of the checkpoint that is the result.
         records, split: of the run.
         log: records of `metrics.jsonl`.
         plots: of the method.
@@ -44,8 +45,8 @@ def write_report(
     Returns:
         The pictures by name.
     """
-    learners = table.embeddings.shape[1]
-    common = [*_of_scores(metrics, table, log), *_of_images(table, records, split)]
+    learners = embedded.embeddings.shape[1]
+    common = [*_of_scores(metrics, embedded, log), *_of_images(embedded, records, split)]
     pictures = {plot.name: folder / "figures" / f"{plot.name}.png" for plot in (*common, *plots)}
     for plot in (*common, *plots):
         plot.save(pictures[plot.name])
@@ -55,26 +56,26 @@ def write_report(
     return pictures
 
 
-def _of_scores(metrics: Mapping[str, float], table: Table, log: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
-    learners = table.embeddings.shape[1]
+def _of_scores(metrics: Mapping[str, float], embedded: Embedded, log: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
+    learners = embedded.embeddings.shape[1]
     of = "learners" if learners > 1 else "slices"
     yield Plot("curves", f"Training loss and Recall@1 on the {monitor(metrics)} classes", course.curves(log))
     if learners > 1:
-        caption = "Recall@1 of each learner and of their concatenation"
+        caption = "Recall@1 of each learner and of the ensemble"
         yield Plot("learners", caption, embeddings.learner_bars(metrics, learners))
-    if "first/2/recall@1" in metrics:
-        yield Plot("first", f"Recall@K of the first m {of} together", embeddings.first_learners(metrics))
+    if f"first/2/{HEADLINE}" in metrics:
+        yield Plot("first", f"Recall@K of the ensemble of the first m {of}", embeddings.first_learners(metrics))
     caption = (
         "Cosine similarity within each learner of positive and negative pairs of test images, and between learners for "
         "the same image (self pairs)"
     )
-    yield Plot("similarities", caption, embeddings.similarity_histograms(table))
+    yield Plot("similarities", caption, embeddings.similarity_histograms(embedded))
 
 
-def _of_images(table: Table, records: Records, split: Split) -> Iterator[Plot]:
-    queries = table.take(split.query)
-    gallery = None if split.gallery is None else table.take(split.gallery)
-    if table.embeddings.shape[1] > 1 and split.cameras is None:
+def _of_images(embedded: Embedded, records: Records, split: Split) -> Iterator[Plot]:
+    queries = embedded.take(split.query)
+    gallery = None if split.gallery is None else embedded.take(split.gallery)
+    if embedded.embeddings.shape[1] > 1 and split.cameras is None:
         caption = (
             "Queries that one learner alone answers: the nearest image is right for it, and the number is the rank of "
             "the nearest right image for the best of the other learners, among all images that are searched"
@@ -97,8 +98,8 @@ def _html(
     own: Sequence[Plot],
     sources: Mapping[str, str],
 ) -> str:
-    columns, together = rows(metrics)
-    ranked = [column for column in columns if f"learners/0/{column}" in metrics]  # learners are not clustered
+    shown = columns(metrics)
+    of_learners = [one for one in shown if one.per_learner]
     return render(
         "report.html.jinja",
         method=config["method"]["_target_"].rsplit(".", 1)[1],
@@ -106,11 +107,13 @@ def _html(
         metrics=metrics,
         tested=tested(metrics),
         monitor=monitor(metrics),
-        columns=[title(column) for column in columns],
-        together=together,
-        ranked=[title(column) for column in ranked],
-        scales=[[metrics[f"scales/{i}/{column}"] for column in ranked] for i in range(_scales(metrics))],
-        apart=[[metrics[f"learners/{i}/{column}"] for column in ranked] for i in range(learners)],
+        columns=[one.title for one in shown],
+        ensemble={title: cells(metrics, place, shown) for title, place in places(metrics).items()},
+        of_learners=[one.title for one in of_learners],
+        scales=[cells(metrics, f"scales/{i}", of_learners) for i in range(_scales(metrics))],
+        apart=[cells(metrics, f"learners/{i}", of_learners) for i in range(learners)],
+        number=lambda name: metric(name).written(metrics[name]),
+        title=lambda name: metric(name).title,
         config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
         common=common,
         own=own,
@@ -120,4 +123,4 @@ def _html(
 
 
 def _scales(metrics: Mapping[str, float]) -> int:
-    return sum(name.startswith("scales/") and name.endswith("/recall@1") for name in metrics)
+    return sum(name.startswith("scales/") and name.endswith(f"/{HEADLINE}") for name in metrics)

@@ -2,22 +2,23 @@
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dml.configuration.identity import REPEATS, configuration, label
+from dml.configuration.identity import configuration, label, repeats
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
+from dml.evaluation.metric import HEADLINE, metric
 from dml.files import read_yaml
 from dml.runs.folder import RunFolder
 from dml.runs.reading import check, read_figures, reading
 
 
 @dataclass
-class Run:
+class FinishedRun:
     """A finished run."""
 
     folder: Path
@@ -27,33 +28,33 @@ class Run:
 
 
 @dataclass
-class Row:
+class Group:
     """Runs of one configuration."""
 
     label: str
-    runs: list[Run]
-    options: dict[str, str]  # typed, and not common to all rows
+    runs: list[FinishedRun]
+    options: dict[str, str]  # typed, and not common to all groups
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Mean of each figure and, as `<name>/std`, its standard deviation; `gain` is the ensemble's over its mean
+        """Mean of each metric and, as `<name>/std`, its standard deviation; `gain` is the ensemble's over its mean
         learner."""
-        figures = [dict(run.metrics) for run in self.runs]
-        for one in figures:
-            if {"learners/1/recall@1", "learners/mean/recall@1"} <= one.keys():
-                one["gain"] = one["test/recall@1"] - one["learners/mean/recall@1"]
-        return mean_and_std(figures)
+        measured = [dict(run.metrics) for run in self.runs]
+        for one in measured:
+            if {f"learners/1/{HEADLINE}", f"learners/mean/{HEADLINE}"} <= one.keys():
+                one["gain"] = one[f"test/{HEADLINE}"] - one[f"learners/mean/{HEADLINE}"]
+        return mean_and_std(measured)
 
     def cell(self, name: str) -> str:
-        """`mean±std` of a figure; the mean alone of one run; nothing where it has none."""
-        if name not in self.metrics:
-            return ""
-        std = self.metrics.get(f"{name}/std")
-        return f"{self.metrics[name]:.4f}" + ("" if std is None else f"±{std:.4f}")
+        """`mean±std` of a declared metric; the mean alone of one run, and where all have the same; nothing where it has
+        none."""
+        of, std = metric(name), self.metrics.get(f"{name}/std")
+        same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size
+        return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}")
 
 
 def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each figure that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`."""
+    """Of each metric that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`."""
     result = {}
     for name in runs[0]:
         values = [run[name] for run in runs if name in run]
@@ -64,7 +65,7 @@ def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return result
 
 
-def leaves(folders: Iterable[Path]) -> list[Run]:
+def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
     """The finished runs below some folders, in the order of their paths; a run of several trainings is those.
 
     Raises:
@@ -81,7 +82,7 @@ def leaves(folders: Iterable[Path]) -> list[Run]:
     return list(found.values())
 
 
-def _finished(folder: Path) -> Run | None:
+def _finished(folder: Path) -> FinishedRun | None:
     """The run of one training in a folder; None where it is of several or, which is said, no run's.
 
     Raises:
@@ -106,29 +107,29 @@ def _finished(folder: Path) -> Run | None:
             given = read_yaml(typed)
             check(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
             overrides = given
-    return Run(folder, config, overrides, read_figures(folder / "metrics.json"))
+    return FinishedRun(folder, config, overrides, read_figures(folder / "metrics.json"))
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
-    """Runs of one configuration together; the label is what was typed and is not common to all rows."""
-    groups: dict[str, list[Run]] = {}
+def groups(runs: Sequence[FinishedRun]) -> list[Group]:
+    """Runs of one configuration together; the label is what was typed and is not common to all groups."""
+    found: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(configuration(run.config), []).append(run)
-    if len(groups) == 1:
-        return [Row(label(runs[0].config)[0], list(runs), {})]
-    typed = [[o for o in group[0].overrides if _tells(o)] for group in groups.values()]
+        found.setdefault(configuration(run.config), []).append(run)
+    if len(found) == 1:
+        return [Group(label(runs[0].config)[0], list(runs), {})]
+    typed = [[o for o in group[0].overrides if _tells(o, repeats(group[0].config))] for group in found.values()]
     common = set(typed[0]).intersection(*typed)
     own = [[o for o in options if o not in common] for options in typed]
     return [
-        Row(
+        Group(
             " ".join(options) or "the rest by default",
             group,
             dict(o.lstrip("+").split("=", 1) for o in options if "=" in o),
         )
-        for options, group in zip(own, groups.values(), strict=True)
+        for options, group in zip(own, found.values(), strict=True)
     ]
 
 
-def _tells(override: str) -> bool:
+def _tells(override: str, differ: Collection[str]) -> bool:
     name = override.lstrip("+~").partition("=")[0]
-    return name not in REPEATS and not name.startswith(("paths.", "logger", "hydra"))
+    return name not in differ and not name.startswith(("paths.", "logger", "hydra"))

@@ -1,4 +1,4 @@
-"""What a run leaves of its test images: figures of each query, and embeddings where the protocol compares those."""
+"""What a run leaves of its test images: metrics of each query, and embeddings where the protocol compares those."""
 
 import os
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ import numpy as np
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Table
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.inputs import as_embeddings, as_labels
-from dml.evaluation.protocol import Conventional, Split
+from dml.evaluation.metric import metric, of_queries
+from dml.evaluation.protocol import Conventional
+from dml.evaluation.splits import Split
 from dml.files import atomic_path
 from dml.runs.reading import check, reading
 
@@ -22,25 +24,32 @@ QUERIES, EMBEDDINGS = "queries.npz", "embeddings.npz"
 
 @dataclass(frozen=True)
 class Queries:
-    """Of each query `[Q]`: its file, its class, the rank of its nearest positive (0: it has none), and AP@R."""
+    """Of each query `[Q]`: its file, its class, the rank of its nearest positive (0: it has none), and by name its
+    metrics, those of `dml.evaluation.metric.of_queries` that were declared at the time."""
 
     paths: np.ndarray
     classes: np.ndarray
     best_rank: np.ndarray
-    average_precision: np.ndarray
+    values: dict[str, np.ndarray]
+
+    def metric(self, name: str) -> np.ndarray | None:
+        """`[Q]` float64 of a metric, Recall@K among them; None: it was declared after the run."""
+        if name.startswith("recall@"):
+            return ((self.best_rank > 0) & (self.best_rank <= int(name.removeprefix("recall@")))).astype(float)
+        return self.values.get(name)
 
 
-def write_scores(folder: Path, records: Records, split: Split, protocol: Conventional, table: Table) -> None:
+def write_scores(folder: Path, records: Records, split: Split, protocol: Conventional, embedded: Embedded) -> None:
     """`queries.npz`, where the protocol ranks one gallery for all queries, and for MLRC `embeddings.npz`.
 
     Args:
         folder: of the run.
         records, split, protocol: of the run.
-        table: test embeddings of the checkpoint that is the result.
+        embedded: test embeddings of the checkpoint that is the result.
     """
-    ranking = protocol.ranking(split, table)
+    ranking = protocol.ranking(split, embedded)
     if ranking is not None:
-        rows = table.take(split.query).rows.numpy()
+        rows = embedded.take(split.query).rows.numpy()
         names = np.array(records.class_names)[records.labels[rows]]
         paths = records.paths[rows].tolist()
         common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may lie elsewhere next time
@@ -49,13 +58,13 @@ def write_scores(folder: Path, records: Records, split: Split, protocol: Convent
             paths=np.array([os.path.relpath(path, common or ".") for path in paths]),
             classes=names,
             best_rank=ranking.best_rank,
-            average_precision=ranking.average_precision,
+            **ranking.values,
         )
     if protocol.keeps_embeddings:
-        queries = table.take(split.query)
+        queries = embedded.take(split.query)
         arrays = {"embeddings": queries.embeddings.flatten(1).numpy(), "labels": queries.labels.numpy()}
         if split.gallery is not None:
-            gallery = table.take(split.gallery)
+            gallery = embedded.take(split.gallery)
             arrays["gallery"] = gallery.embeddings.flatten(1).numpy()
             arrays["gallery_labels"] = gallery.labels.numpy()
         _save(folder / EMBEDDINGS, **arrays)
@@ -65,17 +74,20 @@ def read_queries(folder: Path) -> Queries:
     """Raises UserError where a folder has no such file, or a damaged one."""
     path = folder / QUERIES
     with reading(path, REPEAT):
-        found = Queries(**read(path, ("paths", "classes", "best_rank", "average_precision")))
-        kinds = {"paths": "U", "classes": "U", "best_rank": "iu", "average_precision": "f"}
-        for name, kind in kinds.items():
-            values = getattr(found, name)
-            check(values.ndim == 1 and len(values) == len(found.paths), f"{name} has shape {list(values.shape)}")
+        kinds = {"paths": "U", "classes": "U", "best_rank": "iu"}
+        found = read(path, tuple(kinds), tuple(of_queries()))
+        for name, values in found.items():
+            kind = kinds.get(name, "f")
+            check(values.ndim == 1 and len(values) == len(found["paths"]), f"{name} has shape {list(values.shape)}")
             check(values.dtype.kind in kind, f"{name} holds {values.dtype}")
-        check(len(found.paths) > 0, "it holds no query")
-        check(bool((found.best_rank >= 0).all()), "a rank is below 0")
-        precisions = found.average_precision
-        check(bool(((precisions >= 0) & (precisions <= 1)).all()), "an average precision is not within 0 to 1")
-    return found
+        check(len(found["paths"]) > 0, "it holds no query")
+        check(bool((found["best_rank"] >= 0).all()), "a rank is below 0")
+        by_name = {name: found.pop(name) for name in of_queries() if name in found}
+        for name, values in by_name.items():
+            check(bool(np.isfinite(values).all()), f"{name} is not finite")
+            if not metric(name).unit:
+                check(bool(((values >= 0) & (values <= 1)).all()), f"{name} is not within 0 to 1")
+        return Queries(**found, values=by_name)
 
 
 def read_embeddings(folder: Path) -> dict[str, np.ndarray]:

@@ -17,8 +17,8 @@ from dml.data.dataset import open_dataset
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.errors import UserError
-from dml.evaluation.protocol import Conventional, Split
-from dml.evaluation.splits import check_split
+from dml.evaluation.protocol import Conventional
+from dml.evaluation.splits import Split
 from dml.losses import Loss
 from dml.methods.base import Method, NewLoss
 from dml.models.heads import Head
@@ -52,7 +52,6 @@ def build(config: DictConfig) -> Parts:
     protocol: Conventional = instantiate(config.protocol)
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
-    check_split(records, split)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)

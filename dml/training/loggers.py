@@ -1,4 +1,4 @@
-"""Where figures go while a run lasts: always its folder, and W&B or TensorBoard where asked for."""
+"""Where metrics go while a run lasts: always its folder, and W&B or TensorBoard where asked for."""
 
 import hashlib
 import logging
@@ -14,7 +14,9 @@ from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from dml.configuration.identity import flat
+from dml.configuration.identity import configuration, flat, label
+from dml.configuration.trainings import axes_of
+from dml.evaluation.metric import HEADLINE
 from dml.files import write_atomically
 from dml.process import SWEPT
 from dml.runs.folder import RunFolder
@@ -53,7 +55,7 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
             # Not Lightning's offline=True: it sets an environment variable for good, and to a word that W&B gave up.
             mode=mode,
             resume="allow" if mode == "online" else None,
-            # What tells of the machine and its user is no figure of the run, nor is the terminal.
+            # What tells of the machine and its user is no part of the run, nor is the terminal.
             settings=wandb.Settings(
                 console="off", x_disable_meta=True, host="", init_timeout=SECONDS, finish_timeout=SECONDS
             ),
@@ -78,17 +80,15 @@ def _line(error: Exception) -> str:
 
 def _names(folder: Path) -> dict[str, Any]:
     """Group, job type and tags of a run."""
-    from dml.configuration.identity import configuration, label
-
     config = RunFolder(folder).config()
     assert config is not None
     method, dataset, protocol = label(config)
-    number = next((f"{axis} {config.protocol[axis]}" for axis in ("fold", "split") if axis in config.protocol), None)
+    numbers = " ".join(f"{axis.name} {config.protocol[axis.name]}" for axis in axes_of(config.protocol))
     alike = hashlib.sha256(configuration(config).encode()).hexdigest()[:8]
     sweep = [folder.parent.name[:64]] if SWEPT in os.environ else []
     return {
         "group": f"{method}-{dataset}-{alike}",
-        "job_type": number or f"seed {config.seed}",
+        "job_type": numbers or f"seed {config.seed}",
         "tags": [method, dataset, protocol, *sweep],
     }
 
@@ -117,14 +117,14 @@ def shareable(config: DictConfig) -> dict[str, Any]:
 
 @rank_zero_only
 def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
-    """The content of `metrics.json` as the summary of a W&B run, and a table of the learners' figures."""
+    """The content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(metrics)
-            learners = [name.split("/")[1] for name in metrics if re.fullmatch(r"learners/\d+/recall@1", name)]
-            figures = [name.removeprefix("learners/0/") for name in metrics if name.startswith("learners/0/")]
-            rows = [[int(i), *(metrics[f"learners/{i}/{figure}"] for figure in figures)] for i in learners]
-            logger.log_table("learners", columns=["learner", *figures], data=rows)
+            learners = [name.split("/")[1] for name in metrics if re.fullmatch(rf"learners/\d+/{HEADLINE}", name)]
+            names = [name.removeprefix("learners/0/") for name in metrics if name.startswith("learners/0/")]
+            rows = [[int(i), *(metrics[f"learners/{i}/{name}"] for name in names)] for i in learners]
+            logger.log_table("learners", columns=["learner", *names], data=rows)
 
 
 @rank_zero_only

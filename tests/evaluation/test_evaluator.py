@@ -8,18 +8,18 @@ from torch.nn import functional as F
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Retrieval, Table, correlation, score, self_cosines
+from dml.evaluation.evaluator import Embedded, Retrieval, correlation, score, self_cosines
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Conventional, RandomClassSplit
 
 
-def table(n: int = 30, learners: int = 3, seed: int = 0) -> Table:
+def table(n: int = 30, learners: int = 3, seed: int = 0) -> Embedded:
     generator = torch.Generator().manual_seed(seed)
     embeddings = F.normalize(torch.randn(n, learners, 4, generator=generator), dim=-1)
-    return Table(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
+    return Embedded(embeddings, torch.arange(n) % 5, torch.arange(n) * 2)
 
 
-def by_class(given: Table, *ks: int) -> Retrieval:
+def by_class(given: Embedded, *ks: int) -> Retrieval:
     return lambda queries, _: evaluate(queries, given.labels, ks=ks, clustering=False)
 
 
@@ -77,7 +77,9 @@ GROUPS = {"scales/0": slice(0, 2), "scales/1": slice(2, 4)}
 
 def test_groups_of_learners_are_tested_together() -> None:
     given = table(learners=4)
-    figures = score(given, None, by_class(given, 1, 3), groups=GROUPS, final=False)
+    figures = score(
+        given, None, by_class(given, 1, 3), groups={"scales/0": slice(0, 2), "scales/1": slice(2, 4)}, final=False
+    )
     for i, own in enumerate((slice(0, 2), slice(2, 4))):
         part = given.embeddings[:, own]
         expected = evaluate(part.flatten(1), given.labels, ks=(3,), clustering=False)

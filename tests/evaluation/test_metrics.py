@@ -37,19 +37,28 @@ def by_definition(queries, labels, gallery=None, gallery_labels=None) -> Ranking
             (positive.index(True) + 1, sum(positive[:count]) / count, sum(precisions) / count, count),
         )
     best, r_precision, average_precision, count = zip(*figures, strict=True)
-    return Ranking(np.array(best), np.array(r_precision), np.array(average_precision), np.array(count))
+    best = np.array(best)
+    values = {
+        "precision@1": (best == 1) * 1.0,
+        "r_precision": np.array(r_precision),
+        "map@r": np.array(average_precision),
+    }
+    return Ranking(best, values, np.array(count))
 
 
 def assert_same(actual: Ranking, expected: Ranking) -> None:
     np.testing.assert_array_equal(actual.best_rank, expected.best_rank)
     np.testing.assert_array_equal(actual.positives, expected.positives)
-    np.testing.assert_array_equal(actual.r_precision, expected.r_precision)
-    np.testing.assert_allclose(actual.average_precision, expected.average_precision, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(actual.values["r_precision"], expected.values["r_precision"])
+    np.testing.assert_allclose(actual.values["map@r"], expected.values["map@r"], rtol=0, atol=1e-14)
 
 
 def assert_identical(one: Ranking, other: Ranking) -> None:
-    for name in vars(one):
+    for name in ("best_rank", "positives"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    assert one.values.keys() == other.values.keys()
+    for name in one.values:
+        np.testing.assert_array_equal(one.values[name], other.values[name], err_msg=name)
 
 
 def points(n: int, d: int, seed: int) -> np.ndarray:
@@ -129,8 +138,8 @@ def test_tied_positives_follow_one_another():
     gallery, classes = np.array([[1.0], [-1.0], [1.0], [5.0], [-6.0]]), np.array([1, 1, 0, 1, 0])
     ranking = rank(np.zeros((1, 1)), np.array([1]), gallery=gallery, gallery_labels=classes)
     assert ranking.best_rank == 2
-    np.testing.assert_allclose(ranking.r_precision, 2 / 3)
-    np.testing.assert_allclose(ranking.average_precision, (1 / 2 + 2 / 3) / 3)
+    np.testing.assert_allclose(ranking.values["r_precision"], 2 / 3)
+    np.testing.assert_allclose(ranking.values["map@r"], (1 / 2 + 2 / 3) / 3)
 
 
 def test_queries_without_positive_are_counted_and_left_out():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.evaluator import Table
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.protocol import AcrossCameras, OneImageGallery
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.training.run import run
@@ -159,7 +159,7 @@ def test_the_protocol_hands_the_cameras_of_the_rows_over() -> None:
     protocol = AcrossCameras(ks=[1], clustering=False)
     split = protocol.split(records)
     points = F.normalize(torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
-    table = Table(points, torch.as_tensor(records.labels[1:]), torch.arange(1, 7))
+    table = Embedded(points, torch.as_tensor(records.labels[1:]), torch.arange(1, 7))
     figures = protocol.score(table, split, "test", final=True)
     direct = across_cameras(
         points.flatten(1)[:2],

@@ -6,7 +6,7 @@ import torch
 from PIL import Image, ImageColor
 from torch.nn import functional as F
 
-from dml.evaluation.evaluator import Table
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import rank
 from dml.figures import course, embeddings, galleries, maps, style, summaries
 from dml.models.attention import crop_and_zoom
@@ -14,21 +14,21 @@ from dml.reporting.table import print_table
 
 
 @pytest.fixture
-def table() -> Table:
+def table() -> Embedded:
     """Two classes far apart; row 3 lies among the other class."""
     directions = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [0.0, 1.0], [0.0, 1.1], [0.1, 1.0]])
     embeddings = F.normalize(torch.stack([directions, directions.flip(1)], dim=1), dim=-1)
-    return Table(embeddings, torch.tensor([0, 0, 0, 0, 1, 1]), torch.arange(6))
+    return Embedded(embeddings, torch.tensor([0, 0, 0, 0, 1, 1]), torch.arange(6))
 
 
-def test_gallery_frames_right_and_wrong(table: Table) -> None:
+def test_gallery_frames_right_and_wrong(table: Embedded) -> None:
     sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10), "white"), count=6, k=2)
     pixels = np.asarray(sheet).reshape(-1, 3)
     for colour in (style.RIGHT, style.WRONG, style.GREY):
         assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
 
 
-def test_gallery_of_fewer_images_than_neighbours(table: Table) -> None:
+def test_gallery_of_fewer_images_than_neighbours(table: Embedded) -> None:
     sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10)), count=99, k=99)
     assert sheet.width == 96 * 6 + 24  # five neighbours, none of them the query itself
 
@@ -51,7 +51,7 @@ def test_random_pairs_hold_both_kinds() -> None:
     assert positives == {(0, 2), (1, 3), (1, 4), (3, 4)}
 
 
-def test_histogram_names_means(table: Table) -> None:
+def test_histogram_names_means(table: Embedded) -> None:
     (axes,) = embeddings.similarity_histograms(table).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     self_mean = float((table.embeddings[:, 0] * table.embeddings[:, 1]).sum(-1).mean())
@@ -189,7 +189,9 @@ def test_cluster_images_are_of_the_cluster() -> None:
 def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -> None:
     """Angles of each learner; learner 0 answers 0 and 1, learner 1 answers 2 and 3, both 4 and 5."""
     angles = torch.tensor([[0.0, 0.0], [0.1, 3.0], [1.5, 1.6], [3.3, 1.7], [4.0, 4.0], [4.1, 4.1]])
-    table = Table(torch.stack([angles.cos(), angles.sin()], -1), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6) + 20)
+    table = Embedded(
+        torch.stack([angles.cos(), angles.sin()], -1), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6) + 20
+    )
     opened: list[int] = []
 
     def open_image(row: int) -> Image.Image:
@@ -199,7 +201,7 @@ def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -
     best = [rank(table.embeddings[:, i], table.labels).best_rank for i in range(2)]
     alone = [np.flatnonzero((best[i] == 1) & (best[1 - i] > 1)) for i in range(2)]
     assert [one.tolist() for one in alone] == [[0, 1], [2, 3]]
-    gallery = Table(table.embeddings, table.labels, table.rows) if apart else None
+    gallery = Embedded(table.embeddings, table.labels, table.rows) if apart else None
     galleries.easiest_queries(table, gallery, open_image)
     if apart:  # each image is its own nearest: nobody answers alone
         assert opened == []
@@ -211,8 +213,8 @@ def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -
 def test_gallery_leaves_the_own_camera_out() -> None:
     angles = torch.tensor([0.0, 0.01, 0.02, 0.5])
     points = torch.stack([angles.cos(), angles.sin()], -1)[:, None]
-    queries = Table(points[:1], torch.tensor([7]), torch.tensor([0]))
-    gallery = Table(points[1:], torch.tensor([7, 8, 7]), torch.tensor([1, 2, 3]))
+    queries = Embedded(points[:1], torch.tensor([7]), torch.tensor([0]))
+    gallery = Embedded(points[1:], torch.tensor([7, 8, 7]), torch.tensor([1, 2, 3]))
     opened: list[int] = []
 
     def open_image(row: int) -> Image.Image:

@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from dml.errors import UserError
+from dml.evaluation.metric import metric
 from dml.evaluation.protocol import Conventional
 from dml.files import load_checkpoint
 from dml.runs.folder import RunFolder
@@ -17,7 +18,7 @@ log = logging.getLogger("dml")
 
 
 class BestCheckpoint(Callback):
-    """Keeps the checkpoint with the highest criterion on what is monitored; out of patience, the step is the last one.
+    """Keeps the checkpoint with the best criterion on what is monitored; out of patience, the step is the last one.
 
     Attributes:
         metrics, step: of the best evaluation so far.
@@ -80,7 +81,8 @@ class BestCheckpoint(Callback):
     def _keep(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         name = f"{self.monitor}/{self.protocol.criterion}"
         # One rank decides for all: on other processors the last bit of a metric may be another.
-        if trainer.strategy.broadcast(metrics[name] > self.metrics.get(name, -1.0)):
+        better = metric(name).better(metrics[name], than=self.metrics.get(name))
+        if trainer.strategy.broadcast(better):
             self.metrics, self.step = metrics, trainer.global_step
             trainer.save_checkpoint(self.file, weights_only=False)
 

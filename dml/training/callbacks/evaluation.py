@@ -6,9 +6,10 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
-from dml.evaluation.evaluator import Table, embed_rows
+from dml.evaluation.evaluator import Embedded, embed_rows
+from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
-from dml.evaluation.protocol import Part
+from dml.evaluation.splits import EvaluatedPart
 from dml.methods.base import Method
 from dml.training.build import Parts
 from dml.training.callbacks.course import Course
@@ -28,7 +29,7 @@ class Evaluation(Callback):
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
         self.course, self.timing, self.parts = course, timing, parts
         self.untrained: dict[str, float] = {}
-        self.latest: tuple[dict[str, float], Table] | None = None
+        self.latest: tuple[dict[str, float], Embedded] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"untrained": self.untrained}
@@ -51,24 +52,24 @@ class Evaluation(Callback):
         if self.course.evaluates(trainer.global_step):
             self.latest = self.evaluate(trainer, self.parts.split.monitor)
 
-    def evaluate(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+    def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """The method as it is now on one part of the split, logged."""
         with self.timing.paused():
-            metrics, table = self.score(trainer, part)
+            metrics, embedded = self.score(trainer, part)
             if self.parts.protocol.seen and part == self.parts.split.monitor:
-                metrics["seen/recall@1"] = self._among_training_images(trainer)
-        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/recall@1"], part)
+                metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
+        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/{HEADLINE}"], part)
         self.publish(trainer, metrics)
-        return metrics, table
+        return metrics, embedded
 
-    def score(self, trainer: pl.Trainer, part: Part) -> tuple[dict[str, float], Table]:
+    def score(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """As `evaluate`, not logged."""
         data, split, method = self.parts.data, self.parts.split, trainer.lightning_module
         assert isinstance(method, Method)
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation
-        table = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
+        embedded = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
         final = self.course.is_last(trainer.global_step)
-        return self.parts.protocol.score(table, split, part, groups=method.groups(), final=final), table
+        return self.parts.protocol.score(embedded, split, part, groups=method.groups(), final=final), embedded
 
     def publish(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         """Logs metrics, and has the loggers write what they keep back."""
@@ -79,4 +80,4 @@ class Evaluation(Callback):
     def _among_training_images(self, trainer: pl.Trainer) -> float:
         seen = embed_rows(trainer, self.parts.split.train, f"training images at step {trainer.global_step}")
         metrics = evaluate(seen.embeddings.flatten(1), seen.labels, ks=(1,), shared=True, clustering=False)
-        return metrics["recall@1"]
+        return metrics[HEADLINE]

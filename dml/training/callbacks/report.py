@@ -9,8 +9,8 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from dml.evaluation.evaluator import Table
-from dml.evaluation.protocol import Part
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.splits import EvaluatedPart
 from dml.figures.plot import Plot
 from dml.files import load_checkpoint
 from dml.methods.base import Method
@@ -59,31 +59,31 @@ class Report(Callback):
     def _test_the_best(self, trainer: pl.Trainer) -> None:
         """Tests and reports the checkpoint that was the best, and leaves the method as it was."""
         method, older = trainer.lightning_module, self.best.step < self.course.last_step
-        metrics, table = self.evaluation.score(trainer, "test")
+        metrics, embedded = self.evaluation.score(trainer, "test")
         last = renamed(metrics, "last")
         if older:
             weights = copy.deepcopy(method.state_dict())
             method.load_state_dict(load_checkpoint(self.best.file)["state_dict"])
-            metrics, table = self.evaluation.score(trainer, "test")
+            metrics, embedded = self.evaluation.score(trainer, "test")
         # Where the course of test metrics is monitored, its last point is that of the last checkpoint.
         chosen = renamed(metrics, "chosen")
         self.evaluation.publish(trainer, chosen if self.best.monitor == "test" else metrics | last)
-        self._write(trainer, metrics | last, table)
+        self._write(trainer, metrics | last, embedded)
         if older:
             method.load_state_dict(weights)
 
     @rank_zero_only
-    def _write(self, trainer: pl.Trainer, scores: dict[str, float], table: Table) -> None:
+    def _write(self, trainer: pl.Trainer, scores: dict[str, float], embedded: Embedded) -> None:
         parts, metrics = self.parts, self._metrics(trainer, scores)
         log = read_metrics(self.folder.path / "metrics.jsonl")
         assert isinstance(self.course.config, dict)
         if self.course.config["report"]:
             plots = self._plots(trainer, log)
             about = {str(name): value for name, value in self.course.config.items()}
-            written = write_report(self.folder.path, about, metrics, table, parts.records, parts.split, log, plots)
+            written = write_report(self.folder.path, about, metrics, embedded, parts.records, parts.split, log, plots)
             log_plots(trainer.loggers, written, self.course.last_step)
         log_outcome(trainer.loggers, metrics)
-        write_scores(self.folder.path, parts.records, parts.split, parts.protocol, table)
+        write_scores(self.folder.path, parts.records, parts.split, parts.protocol, embedded)
         self.folder.write_metrics(metrics)
 
     def _metrics(self, trainer: pl.Trainer, scores: dict[str, float]) -> dict[str, float]:
@@ -116,6 +116,6 @@ class Report(Callback):
         return drawn
 
 
-def renamed(metrics: dict[str, float], prefix: str, of: Part = "test") -> dict[str, float]:
+def renamed(metrics: dict[str, float], prefix: str, of: EvaluatedPart = "test") -> dict[str, float]:
     """`test/recall@1` -> `<prefix>/recall@1`; the learners' are left out."""
     return {f"{prefix}/{name.removeprefix(f'{of}/')}": v for name, v in metrics.items() if name.startswith(f"{of}/")}

@@ -10,8 +10,8 @@ from PIL import Image
 
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit, Split
-from dml.evaluation.splits import check_split
+from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit
+from dml.evaluation.splits import Split
 from dml.training.build import build
 from tests.conftest import TINY
 
@@ -64,27 +64,27 @@ TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
 )
 def test_what_no_split_may_be(split: Split, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        check_split(records(), split)
+        split.check(records())
 
 
 def test_one_file_is_one_image(tmp_path: Path) -> None:
     """Whatever its rows: listed twice, or through a folder that is a link to another."""
     with pytest.raises(UserError, match=r"images/4\.png .* is a query and in the gallery too"):
-        check_split(records(TWICE), Split(TRAIN, QUERY, GALLERY))
+        Split(TRAIN, QUERY, GALLERY).check(records(TWICE))
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to("a")
     linked = [f"{tmp_path}/{'b' if i >= 8 else 'a'}/{i % 8}.png" for i in range(12)]
     with pytest.raises(UserError, match=r"b/0\.png .* is among both training and gallery \(4 such\)"):
-        check_split(records(linked), Split(TRAIN, QUERY, GALLERY))
+        Split(TRAIN, QUERY, GALLERY).check(records(linked))
 
 
 def test_splits_as_they_should_be() -> None:
     data = records()
     for protocol in (Conventional(), Conventional(select="val_classes"), AcrossCameras(), OneImageGallery()):
-        check_split(data, protocol.split(data))
-    check_split(data, RandomClassSplit(split=0).split(data))
-    check_split(data, MLRC(fold=0, repeat=0, folds=2, repeats=1).split(data))
-    check_split(data, Split(TRAIN, QUERY, np.concatenate([QUERY, GALLERY]), cameras=data.cameras))  # leaves it out
+        protocol.split(data).check(data)
+    RandomClassSplit(split=0).split(data).check(data)
+    MLRC(fold=0, repeat=0, folds=2, repeats=1).split(data).check(data)
+    Split(TRAIN, QUERY, np.concatenate([QUERY, GALLERY]), cameras=data.cameras).check(data)  # leaves it out
 
 
 def test_a_run_of_a_wrong_protocol_does_not_start(
@@ -93,6 +93,8 @@ def test_a_run_of_a_wrong_protocol_does_not_start(
     def wrong(self: Conventional, data: Records) -> Split:
         return Split(data.train_rows, data.query_rows, data.query_rows)
 
-    monkeypatch.setattr(Conventional, "split", wrong)
+    monkeypatch.setattr(Conventional, "parted", wrong)
+    with pytest.raises(UserError, match="a query and in the gallery too"):
+        Conventional().split(records())
     with pytest.raises(UserError, match="a query and in the gallery too"):
         build(configure(*TINY))
