@@ -24,10 +24,11 @@ test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k ab
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke
 
-lint: install  ## ruff and mypy
+lint: install  ## ruff, mypy, and which package knows which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:  ## remove .venv and caches, keep runs
 	rm -rf .venv cache .mypy_cache .ruff_cache .pytest_cache

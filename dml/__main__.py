@@ -4,8 +4,8 @@ import ast
 import sys
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.errors import UserError
-from dml.launch.entry import ending
 
 
 def commands() -> dict[str, str]:

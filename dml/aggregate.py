@@ -5,9 +5,9 @@ Embeddings of one training stand alone (separated), or those of one training a f
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.configuration.defaults import SUMMARY
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 @ending()

@@ -8,9 +8,9 @@ of the intervals.
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.configuration.defaults import DRAWS
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 @ending()

@@ -4,8 +4,8 @@ Runs are shown by group: those that differ in their repetition alone are one lin
 key at hand, or with --print, the workspace is built and checked, and its definition printed.
 """
 
+from dml.configuration.command_line import ending
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 @ending()

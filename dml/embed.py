@@ -7,8 +7,8 @@ all that; and with --learners `learners [N,L,d]`, each of unit norm.
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.launch.arguments import Arguments, embedding_options
-from dml.launch.entry import ending
 
 
 @ending()

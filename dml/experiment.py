@@ -7,9 +7,9 @@ resume, and are shared by the tables that need the same one.
 import argparse
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.configuration.defaults import EXPERIMENTS, LAUNCHERS
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 def arguments() -> Arguments:

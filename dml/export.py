@@ -7,9 +7,9 @@ again and compared with the run on random images. model.json says what an image 
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.configuration.defaults import CHECKPOINTS
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 @ending()

@@ -6,9 +6,9 @@ summary.html, .md, .csv, .tex and .json, and figures/, go to the folder of -o; n
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.configuration.defaults import SUMMARY
 from dml.launch.arguments import Arguments
-from dml.launch.entry import ending
 
 
 @ending()

@@ -7,8 +7,8 @@ programs, and results.html.
 
 from pathlib import Path
 
+from dml.configuration.command_line import ending
 from dml.launch.arguments import Arguments, embedding_options
-from dml.launch.entry import ending
 
 
 @ending()

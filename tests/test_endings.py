@@ -9,9 +9,9 @@ import pytest
 from hydra.errors import HydraException
 
 from dml import experiment
+from dml.configuration.command_line import ending, hydra_sentence
 from dml.configuration.composition import composed
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
-from dml.launch.entry import ending, hydra_sentence
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_nobody_reads(body: str) -> None:
     script = f"""
 import sys
 from rich.console import Console
-from dml.launch.entry import ending
+from dml.configuration.command_line import ending
 @ending()
 def main():
     sys.stdin.read()

@@ -14,9 +14,9 @@ import sys
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from dml.configuration.command_line import ending, hydra_sentence
 from dml.configuration.composition import composed
 from dml.errors import UserError
-from dml.launch.entry import ending, hydra_sentence
 
 
 @ending(files=False)

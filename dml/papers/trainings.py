@@ -10,12 +10,12 @@ import torch
 from hydra.errors import HydraException
 from tqdm import tqdm
 
+from dml.configuration.command_line import hydra_sentence
 from dml.configuration.composition import composed
 from dml.configuration.options import check
 from dml.configuration.trainings import trainings_of
 from dml.data.dataset import open_dataset
 from dml.errors import UserError
-from dml.launch.entry import hydra_sentence
 from dml.papers.catalogue import FOLDER, Training
 from dml.training.build import build_method
 

@@ -1,0 +1,73 @@
+"""What Hydra says of a command line, in one sentence, and how every command ends."""
+
+import difflib
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+
+from dml.errors import CTRL_C, INTERRUPTED, UNREAD, Interrupted, Unfaithful, UserError, stop
+
+
+@contextmanager
+def ending(files: bool = True) -> Iterator[None]:
+    """How every command ends; also a decorator of its `main`: the exit codes of `dml.errors`, and one sentence for what
+    the user can put right. Other exceptions are faults of the code: they pass, with their traceback.
+
+    Args:
+        files: the system's errors are those of files that the user named; of a training they are not.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a pipe that nobody reads is told quietly
+    except UserError as mistake:
+        stop(str(mistake))
+    except Unfaithful as sentence:
+        print(f"dml: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except (ConfigCompositionException, OverrideParseException) as mistake:
+        stop(hydra_sentence(mistake))
+    except Interrupted as told:
+        if str(told):
+            print(f"dml: Stopped by {told}; the same line goes on.", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except KeyboardInterrupt:
+        raise SystemExit(CTRL_C) from None
+    except (BrokenPipeError, SystemExit) as left:
+        by_rich = isinstance(left.__context__, BrokenPipeError)  # it leaves with 1, its output sent nowhere
+        if not by_rich and not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
+        raise SystemExit(UNREAD if by_rich or isinstance(left, BrokenPipeError) else left.code) from None
+    except OSError as error:
+        if not files:
+            raise
+        stop(f"{error.filename or 'What is printed'} cannot be written or read ({error.strerror or error}).")
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of the pipe that this process prints to is closed."""
+    asked = select.poll()
+    asked.register(1, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in asked.poll(0))
+
+
+def hydra_sentence(error: Exception) -> str:
+    """What Hydra says of a command line, in one sentence; of an unknown choice of a group, the near ones."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, choice = error.missing_cfg_file.rpartition("/")
+        near = difflib.get_close_matches(choice.lower(), error.options, n=5, cutoff=0.5)
+        remedy = f"did you mean {', '.join(near)}? --help lists all" if near else f"choose {', '.join(error.options)}"
+        return f"{group}={choice} is unknown: {remedy}."
+    said = [" ".join(str(error).split()) or type(error).__name__]
+    if error.__cause__ is not None and str(error.__cause__).strip():
+        said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
+    if "does not support sweep type" in said[0]:
+        said.append("- choose from such a range with hydra/sweeper=optuna")
+    return " ".join(said).rstrip(".?") + "."
