@@ -33,8 +33,6 @@ from dml.runs.log import read_metrics
 
 NEEDED = (f"test/{HEADLINE}", "model/params", "model/flops")  # of every run
 
-OUT = Path("runs/summary")
-
 
 def write_summary(
     folders: Sequence[Path], out: Path, metric: str = f"test/{HEADLINE}", over: str | None = None
