@@ -18,7 +18,7 @@ from dml.errors import UserError
 from dml.runs import provenance
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
-from dml.runs.reading import read_figures
+from dml.runs.reading import read_metrics_json
 from dml.runs.scores import read_embeddings
 from dml.training.run import run
 from tests.conftest import TINY
@@ -100,13 +100,13 @@ def test_figures_that_are_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "metrics.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"metrics\.json is damaged, or none of a run"):
-        read_figures(path)
+        read_metrics_json(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="damaged"):
-        read_figures(path)
+        read_metrics_json(path)
     path.unlink()
     with pytest.raises(UserError, match="there is no"):
-        read_figures(path)
+        read_metrics_json(path)
 
 
 def test_lines_of_a_course_that_are_none_are_passed_over(tmp_path: Path) -> None:

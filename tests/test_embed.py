@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from dml.embed import main
 from dml.errors import UserError
 from dml.evaluation import evaluator
-from dml.inference.embedding import Trained, embed, embed_images, image_files
+from dml.inference.embedding import Trained, embed_files, embed_images, image_files
 from dml.inference.vectors import Vectors, read_vectors, write_vectors
 from dml.methods.base import Method
 from dml.training.build import build
@@ -59,7 +59,9 @@ def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: 
     config = configure(*(option for option in TINY if not option.startswith("dataset")), *data, *TWO)
     parts = build(config)
     run = save_run(tmp_path / "trained", config, parts.method, "best_on_test")
-    table = evaluator.embed(parts.method, parts.data.eval_dataloader(parts.data.query_rows), lambda batch: batch)
+    table = evaluator.embed_batches(
+        parts.method, parts.data.eval_dataloader(parts.data.query_rows), lambda batch: batch
+    )
     files = [Path(path) for path in parts.records.paths[table.rows]]
     found = embed_images(run, files, checkpoint="best_on_test", batch_size=3, device="cpu")
     assert found.dtype == np.float32
@@ -212,7 +214,7 @@ def test_vectors_that_are_no_numbers(run: Path, tmp_path: Path, monkeypatch: pyt
         broken[1] = value
         monkeypatch.setattr(Trained, "embed", lambda self, images, broken=broken: broken)
         with pytest.raises(UserError, match=rf"NaN or not of unit norm of {re.escape(str(files[1]))}: its weights"):
-            embed(trained, files)
+            embed_files(trained, files)
 
 
 def test_the_digest_is_of_the_weights_and_of_how_images_are_shown(run: Path) -> None:

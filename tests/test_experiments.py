@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.composition import composed
 from dml.errors import UserError
 from dml.experiment import main
-from dml.papers.catalogue import FOLDER, Compared, Experiment, Measurement, find, load, names
+from dml.papers.catalogue import FOLDER, Compared, Experiment, Measurement, find, names, read_experiment
 from dml.papers.page import comparison, markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows
@@ -40,7 +40,7 @@ def composes(overrides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_rows_are_options(name: str) -> None:
     """One row of each part by default; all of them, trained, is `make experiments-smoke`."""
-    experiment = load(name)
+    experiment = read_experiment(name)
     assert experiment.title
     assert experiment.source
     by_part = {training.part: training for training in experiment.trainings(seeds=[0]) if not training.script}
@@ -72,7 +72,7 @@ READ_ELSEWHERE = {("dces/figure1", "K = 1"): "Table 7"}  # figures whose place i
 
 def test_spots() -> None:
     def of(name: str, row: str, part: str) -> dict[str, float]:
-        return load(name).rows[row].published[part]
+        return read_experiment(name).rows[row].published[part]
 
     assert of("abe/table1", "ABE-8^512", "Cars196")["R@1"] == 85.2
     assert of("dces/table1", "Ours (Margin)", "SOP")["R@1"] == 75.9
@@ -89,7 +89,7 @@ def test_published_figures_are_those_of_a_second_transcription(paper: str) -> No
     second: dict[str, dict[str, Any]] = json.loads(path.read_text())
     for name in ALL:
         if name.split("/")[0] == paper:
-            rows = {row.name: row.published for row in load(name).rows.values() if row.published}
+            rows = {row.name: row.published for row in read_experiment(name).rows.values() if row.published}
             rows = {row: parts for row, parts in rows.items() if (name, row) not in READ_ELSEWHERE}
             assert rows == second.pop(name, {}), name
     assert not second
@@ -97,7 +97,7 @@ def test_published_figures_are_those_of_a_second_transcription(paper: str) -> No
 
 def test_sizes_of_abe_are_the_printed_ones() -> None:
     """Table 1's 8 learners, to the printed digit; recorded for all rows beside the table."""
-    experiment = load("abe/table1")
+    experiment = read_experiment("abe/table1")
     columns = experiment.parts["Cars196"].columns
     recorded = {one.row: one.metrics for one in experiment.measured if one.seed is None}
     assert recorded.keys() == {row.name for row in experiment.rows.values() if row.overrides is not None}
@@ -105,11 +105,11 @@ def test_sizes_of_abe_are_the_printed_ones() -> None:
         published = experiment.rows[name].published["Cars196"]
         for title in ("params", "flops"):
             assert round(metrics[columns[title].metric] * columns[title].scale, 2) == published[title], (name, title)
-    assert load("abe/table8").measured
+    assert read_experiment("abe/table8").measured
 
 
 def test_the_readme_has_the_recorded_comparison() -> None:
-    assert markdown(load("comparison/cars")) in (FOLDER.parent / "README.md").read_text()
+    assert markdown(read_experiment("comparison/cars")) in (FOLDER.parent / "README.md").read_text()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ rows:
 """
     )
     monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path / "experiments")
-    return load("us/table1")
+    return read_experiment("us/table1")
 
 
 def test_what_is_measured_is_recorded_and_shown(
@@ -147,10 +147,10 @@ def test_what_is_measured_is_recorded_and_shown(
         run.write_metrics({"test/recall@1": recall, "model/params": 2e6, "run/seconds": 1.5})
         assert finished(training, out) == run.path
     assert keep(little, measure(little, ["trainer.max_steps=7"], out)).exists()
-    again = load("us/table1")
+    again = read_experiment("us/table1")
     assert [(one.seed, one.metrics["test/recall@1"]) for one in again.measured] == [(0, 0.4), (1, 0.6)]
     keep(little, measure(again, ["trainer.max_steps=7"], out))  # though little knows of none
-    assert len(load("us/table1").measured) == 2  # in place of themselves
+    assert len(read_experiment("us/table1").measured) == 2  # in place of themselves
     paper, shorter = settings(again)
     assert (paper.changes, shorter.changes) == ([], ["trainer.max_steps=7"])
     cell = shorter.rows["mine"]["glyphs"]["R@1"]
@@ -174,10 +174,10 @@ def test_what_is_measured_is_recorded_and_shown(
 def test_records_of_rows_that_changed_since_are_no_measurements(little: Experiment, tmp_path: Path) -> None:
     found = sizes_of(little)
     keep(little, found)
-    assert load("us/table1").measured == found
+    assert read_experiment("us/table1").measured == found
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
-    changed = load("us/table1")
+    changed = read_experiment("us/table1")
     assert changed.measured == []
     (now,) = sizes_of(changed)
     assert now.metrics["model/params"] < found[0].metrics["model/params"]
@@ -293,7 +293,7 @@ def test_the_subcommands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     command(monkeypatch, "record", "us", *out)
     assert capsys.readouterr().out == "Nothing of us/table1 is finished: nothing was recorded.\n"
     command(monkeypatch, "record", "us", "--sizes")
-    assert load("us/table1").measured
+    assert read_experiment("us/table1").measured
     command(monkeypatch, "table", "us")
     assert "us/table1: Little\n\n" in capsys.readouterr().out
     command(monkeypatch, "report", "us", *out)
@@ -312,5 +312,5 @@ def test_what_is_finished_is_recorded(
     folder.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
     folder.write_metrics({"test/recall@1": 0.25, "run/seconds": 1.0})
     command(monkeypatch, "record", "us", "--out", str(tmp_path / "out"))
-    (one,) = load("us/table1").measured
+    (one,) = read_experiment("us/table1").measured
     assert (one.seed, one.metrics["test/recall@1"]) == (1, 0.25)

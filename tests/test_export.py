@@ -71,7 +71,7 @@ def test_torch_of_other_heads(method_of: MethodOf, tmp_path: Path, name: str) ->
     chosen = ["method=baseline", f"head={name}"]
     program = traced(Embedding(method_of(*chosen)), 32)
     (tmp_path / "model.pt2").write_bytes(as_torch(program))
-    assert exporting.difference(Embedding(method_of(*chosen)), run_torch(tmp_path / "model.pt2"), 32) < 1e-5
+    assert exporting.largest_difference(Embedding(method_of(*chosen)), run_torch(tmp_path / "model.pt2"), 32) < 1e-5
 
 
 def test_the_command(
@@ -132,7 +132,7 @@ def _wrong(images: Tensor) -> Tensor:
 @pytest.mark.parametrize("found", [torch.zeros(1, 3), torch.full((1, 24), torch.nan)])
 def test_any_other_output_is_no_match(method_of: MethodOf, found: Tensor) -> None:
     network = Embedding(method_of("method=baseline"))
-    assert exporting.difference(network, lambda images: found.expand(len(images), -1), SIZE) == float("inf")
+    assert exporting.largest_difference(network, lambda images: found.expand(len(images), -1), SIZE) == float("inf")
 
 
 def test_mistakes(

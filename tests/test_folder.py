@@ -64,7 +64,7 @@ def test_what_another_process_did_meanwhile_is_seen(
         begin(configure, "lr=0.25")
         return prepared
 
-    before = training.prepare
+    before = training.prepare_run
     monkeypatch.setattr(training, "prepare", prepare)
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.25, is 0.5"):
         run(configure(*SHORT, "lr=0.5"), [])

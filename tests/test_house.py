@@ -19,11 +19,10 @@ def classes(path: Path) -> Iterator[ast.ClassDef]:
 
 def test_imports_go_one_way(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each package knows only those before it, and no import leads in a circle: pyproject.toml says the order."""
-    from importlinter.application.use_cases import SUCCESS
-    from importlinter.cli import lint_imports
+    from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
     monkeypatch.chdir(HERE.parent)
-    assert lint_imports(no_cache=True) == SUCCESS, capsys.readouterr().out
+    assert lint_imports(no_cache=True) == EXIT_STATUS_SUCCESS, capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(HERE)))

@@ -14,7 +14,7 @@ from dml.errors import UserError, stop
 from dml.launch.run import _check_folder_is_named
 from dml.process import check_environment, of_slurm
 from dml.runs.folder import RunFolder
-from dml.training.run import prepare, run
+from dml.training.run import prepare_run, run
 from dml.training.trainer import Bar
 from tests.conftest import TINY
 
@@ -37,8 +37,8 @@ def test_batch_norm_sees_the_whole_batch_or_none(configure: Configure, tmp_path:
     two = [*TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(UserError, match=r"freeze its statistics with backbone\.freeze=bn_statistics"):
-        prepare(configure(*two), folder)
-    assert prepare(configure(*two, "backbone.freeze=bn_statistics"), folder)[1].world_size == 2
+        prepare_run(configure(*two), folder)
+    assert prepare_run(configure(*two, "backbone.freeze=bn_statistics"), folder)[1].world_size == 2
     assert not folder.path.exists()
 
 
@@ -60,7 +60,7 @@ def test_torchrun_says_how_many(
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a", **environment}
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
-    trainer = prepare(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))[1]
+    trainer = prepare_run(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))[1]
     assert (trainer.num_devices, trainer.num_nodes) == (devices, nodes)
 
 
@@ -81,7 +81,7 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
     config = configure(
         *TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.freeze=bn_statistics"
     )
-    trainer = prepare(config, RunFolder(tmp_path / "run"))[1]
+    trainer = prepare_run(config, RunFolder(tmp_path / "run"))[1]
     environment = trainer.strategy.cluster_environment
     assert not environment.creates_processes_externally
     assert trainer.world_size == 2
@@ -139,7 +139,7 @@ def test_variables_that_are_missing(
         if name != missing:
             monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=rf"but not {missing}: start all processes with (torchrun|srun)"):
-        prepare(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))
+        prepare_run(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))
 
 
 def test_machines_with_different_numbers_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_machines_with_different_numbers_of_tasks(monkeypatch: pytest.MonkeyPatc
 
 def test_one_device_needs_no_other_to_see_its_batch(configure: Configure, tmp_path: Path) -> None:
     one = [*TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.strategy=auto"]
-    parts, trainer = prepare(configure(*one), RunFolder(tmp_path / "run"))
+    parts, trainer = prepare_run(configure(*one), RunFolder(tmp_path / "run"))
     assert trainer.world_size == 1
     assert not any(isinstance(module, nn.SyncBatchNorm) for module in parts.method.modules())
 
@@ -176,7 +176,7 @@ def test_ddp_on_one_processor(tmp_path: Path) -> None:
 )
 def test_options_of_lightning_that_are_not_for_a_run(configure: Configure, tmp_path: Path, option: str) -> None:
     with pytest.raises(UserError, match=rf"trainer\.{option.partition('=')[0]} cannot be used"):
-        prepare(configure(*TINY, f"+trainer.{option}"), RunFolder(tmp_path / "run"))
+        prepare_run(configure(*TINY, f"+trainer.{option}"), RunFolder(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("option", ["+gradient_clip_algorithm=value", "+detect_anomaly=true", "overfit_batches=2"])

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.components import instantiate
 from dml.configuration.composition import CONF
 from dml.configuration.composition import composed as compose
-from dml.configuration.options import check, compare, filled, parameters
+from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 
 GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
@@ -49,7 +49,7 @@ def wrong(value: Any) -> list[Any]:
 def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
     """A glob: a new file is covered the moment it is there."""
     container = filled(composed(choice, *root_of(choice)))
-    compare(container)
+    check_plain(container)
     group = choice.partition("=")[0]
     for option, value, node in values(container[group], group):
         if value is None:
@@ -58,7 +58,7 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         for bad in wrong(value):
             node[name] = bad
             with pytest.raises(UserError, match=f"^{re.escape(option)}") as caught:
-                compare(container)
+                check_plain(container)
             assert "\n" not in str(caught.value)
         node[name] = value
 

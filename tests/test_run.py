@@ -25,7 +25,7 @@ from dml.training.callbacks.best import BestCheckpoint
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
-from dml.training.rebuild import load
+from dml.training.rebuild import load_method
 from dml.training.run import run
 from tests.components import but_slow, components
 from tests.conftest import TINY
@@ -158,7 +158,7 @@ def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
 
 def test_a_checkpoint_rebuilds_the_method(abe_folder: Path) -> None:
     path = abe_folder / "checkpoints" / "last.ckpt"
-    method = load(str(path))
+    method = load_method(str(path))
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert all(torch.equal(value, saved[name]) for name, value in method.state_dict().items() if "extra" not in name)
     assert method.embed(torch.rand(2, 3, 32, 32)).shape == (2, 4, 4)
@@ -195,7 +195,7 @@ def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path
     assert metrics["best_on_validation/step"] < 10  # else this test says nothing
     data = build(configure(*options)).data
     for file, prefix in (("best_on_validation", "test"), ("last", "last")):
-        method = load(str(tmp_path / "run" / "checkpoints" / f"{file}.ckpt"))
+        method = load_method(str(tmp_path / "run" / "checkpoints" / f"{file}.ckpt"))
         with torch.inference_mode():
             parts = [(method.embed(b["image"]), b["label"]) for b in data.eval_dataloader(data.eval_rows)]
         embeddings, labels = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.training.build import build_method
-from dml.training.rebuild import _checked, load
+from dml.training.rebuild import _checked, load_method
 from tests.conftest import TINY
 
 SOURCES = [path for part in ("dml", "experiments") for path in (CONF.parent / part).rglob("*.py")]
@@ -70,7 +70,7 @@ def checkpoint(configure: Callable[..., DictConfig], tmp_path: Path) -> Callable
 def test_a_checkpoint_that_asks_for_more_than_a_network_is_refused(
     checkpoint: Callable[..., Path], tmp_path: Path, target: str
 ) -> None:
-    assert load(checkpoint({})).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
+    assert load_method(checkpoint({})).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
     said = {
         "method": {
             "_target_": "dml.methods.baseline.Baseline",
@@ -78,7 +78,7 @@ def test_a_checkpoint_that_asks_for_more_than_a_network_is_refused(
         }
     }
     with pytest.raises(UserError, match=rf"asks for {re.escape(target)}, which builds no network"):
-        load(checkpoint(said))
+        load_method(checkpoint(said))
 
 
 @pytest.mark.parametrize("reference", ["${evil}", "\\${evil}"])
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_refers_to_what_is_not_looked_at_is_refused(
     said = {"evil": {"_target_": "os.system", "_args_": ["touch x"]}}
     said |= {"head": {"_target_": "dml.models.heads.Head", "pooling": reference}}
     with pytest.raises(UserError, match="holds a reference"):
-        load(checkpoint(said))
+        load_method(checkpoint(said))
 
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(1)}, tmp_path / "b.ckpt")
     for name in ("a.ckpt", "b.ckpt", "none.ckpt"):
         with pytest.raises(UserError, match="no checkpoint of a run, or damaged"):
-            load(tmp_path / name)
+            load_method(tmp_path / name)
 
 
 RESNET = {"_target_": "dml.models.backbones.resnet.resnet18", "weights": "http://127.0.0.1:9/x", "weights_dir": "there"}
@@ -129,7 +129,7 @@ def test_a_name_is_taken_only_where_its_kind_belongs(
 ) -> None:
     monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("downloaded"))
     with pytest.raises(UserError, match=r"asks for .*, which builds no network at \w+"):
-        load(checkpoint({part: said}))
+        load_method(checkpoint({part: said}))
 
 
 def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
@@ -139,10 +139,11 @@ def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
     small = {"_target_": "dml.models.backbones.small.small", "weights_dir": str(tmp_path / "there")}
     for weights in ("http://127.0.0.1:9/x", "imagenet", "/etc/passwd"):
         assert (
-            load(checkpoint({"backbone": small | {"weights": weights}})).embed(torch.rand(1, 3, 32, 32)).shape[2] == 16
+            load_method(checkpoint({"backbone": small | {"weights": weights}})).embed(torch.rand(1, 3, 32, 32)).shape[2]
+            == 16
         )
     with pytest.raises(UserError, match="cannot be rebuilt"):  # another network, without its weights
-        load(checkpoint({"backbone": RESNET}))
+        load_method(checkpoint({"backbone": RESNET}))
     assert not (tmp_path / "there").exists()
 
 
@@ -150,15 +151,15 @@ def test_losses_and_optimizers_are_not_built(checkpoint: Callable[..., Path], mo
     monkeypatch.setattr(torch.optim.SGD, "__init__", lambda *_: pytest.fail("built"))
     said = {"_target_": "dml.methods.baseline.Baseline", "lr": 0.1, "optimizer": {"_target_": "torch.optim.SGD"}}
     loss = {"_target_": "dml.losses.Loss", "loss": {"_target_": "os.system", "command": "touch x"}}
-    load(checkpoint({"loss": loss, "method": said}))
+    load_method(checkpoint({"loss": loss, "method": said}))
     with pytest.raises(UserError, match="cannot be rebuilt"):
-        load(checkpoint({"image_size": 32, "method": said | {"M": 4}}))
+        load_method(checkpoint({"image_size": 32, "method": said | {"M": 4}}))
 
 
 @pytest.mark.parametrize("said", [{"head": torch.zeros(2)}, {"head": {3: 4}}, {"image_size": {1, 2}}, {"transform": 3}])
 def test_a_checkpoint_of_anything(checkpoint: Callable[..., Path], said: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"some\.ckpt"):
-        load(checkpoint(said))
+        load_method(checkpoint(said))
 
 
 def test_every_configuration_can_be_rebuilt(configure: Callable[..., DictConfig], tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         for name, by in found.items():
             d = by["classes"]
             drawn = {f"drawn over {over}": one.draws for over, one in by.items()}
-            picture = summaries.difference(
+            picture = summaries.difference_plot(
                 drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {b.name} minus {a.name}"
             )
             picture.savefig(out / f"difference_{name.replace('@', '_')}.png")

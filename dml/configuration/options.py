@@ -116,10 +116,10 @@ def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
         UserError: an option that nothing takes, has no value, or is not of its type or in its range; a component that
             is not there. The sentence names the option.
     """
-    compare(filled(config, without))
+    check_plain(filled(config, without))
 
 
-def compare(container: Mapping[str, Any]) -> None:
+def check_plain(container: Mapping[str, Any]) -> None:
     """As `check`, of a configuration in plain containers."""
     groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
     for name in sorted(container.keys() - COMMON.keys() - groups):

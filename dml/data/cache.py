@@ -73,7 +73,9 @@ class ImageCache:
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 
 
-def build(records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path) -> ImageCache:
+def build_cache(
+    records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path
+) -> ImageCache:
     """The cache of some rows. What is missing or damaged of it is made, by a thread a core.
 
     One process makes it; others that ask wait. What a killed one has made is kept, and the next goes on from there.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.io import savemat
 
-from dml.data.official import Item, how_to_get, of_part, parquet, records, write_anew
+from dml.data.official import Line, how_to_get, of_part, parquet, records, write_anew
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -159,7 +159,7 @@ def _devkit(folder: Path, name: str) -> Path:
     return folder / name if (folder / name).exists() else folder / "devkit" / name
 
 
-def _item(row: dict[str, Any], path: Path, before: str, crop: str) -> Item:
+def _item(row: dict[str, Any], path: Path, before: str, crop: str) -> Line:
     name = f"{before}{row['fname' if before else 'relative_im_path']}"
     try:
         number = int(row["class"])
@@ -171,4 +171,4 @@ def _item(row: dict[str, Any], path: Path, before: str, crop: str) -> Item:
             f"{path} has a row for {name} without a class or a box ({error}): the file is damaged"
         ) from None
     box = (x1 - 1, y1 - 1, x2, y2) if crop == "box" else None  # MATLAB counts from 1, both ends included
-    return Item(name, str(number), "train" if number <= TRAINING else "test", box)
+    return Line(name, str(number), "train" if number <= TRAINING else "test", box)

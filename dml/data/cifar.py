@@ -69,10 +69,10 @@ def cifar100(root: str) -> Cifar100:
     )
 
 
-Part = tuple[np.ndarray, np.ndarray, np.ndarray]  # superclasses, classes, pixels [N, 3072]
+CifarPart = tuple[np.ndarray, np.ndarray, np.ndarray]  # superclasses, classes, pixels [N, 3072]
 
 
-def _read_binary(path: Path, count: int) -> Part:
+def _read_binary(path: Path, count: int) -> CifarPart:
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
@@ -85,7 +85,7 @@ def _read_binary(path: Path, count: int) -> Part:
     return records[:, 0], records[:, 1], records[:, 2:]
 
 
-def _read_python(path: Path, count: int) -> Part:
+def _read_python(path: Path, count: int) -> CifarPart:
     content = _unpickle(path)
     try:
         part = tuple(np.asarray(content[name]) for name in (b"coarse_labels", b"fine_labels", b"data"))
@@ -129,7 +129,7 @@ def _names(folder: Path, meta: Any, key: bytes) -> list[str]:
         raise UserError(f"{folder / 'meta'} is not CIFAR-100's: fetch it again from {SOURCE}") from None
 
 
-def _whole(parts: list[Part], class_names: list[str], superclass_names: list[str]) -> Cifar100:
+def _whole(parts: list[CifarPart], class_names: list[str], superclass_names: list[str]) -> Cifar100:
     superclasses, classes, pixels = (np.concatenate(column) for column in zip(*parts, strict=True))
     sizes = np.bincount(classes, minlength=100)
     pairs = np.unique(np.stack([superclasses, classes]), axis=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dml.data.images import Box
-from dml.data.official import Item, lines, records, whole
+from dml.data.official import Line, lines, records, whole
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -41,7 +41,7 @@ def cub200(
             raise UserError(f"{folder / lacking} has no line for image {key}: the file is damaged")
         number = whole(labels[key], "a class", folder / "image_class_labels.txt")
         role = "train" if number <= TRAINING else "test"
-        items.append(Item(f"images/{path}", path.partition("/")[0], role, boxes.get(key)))
+        items.append(Line(f"images/{path}", path.partition("/")[0], role, boxes.get(key)))
     return records("cub200", folder, items, PUBLISHED, folders=["images"], strict=strict, unreadable=unreadable)
 
 

@@ -41,7 +41,7 @@ def folder(
     classes = class_folders(Path(root))
     names = list(classes)
     roles = _csv_roles(Path(split_csv), names, Path(root)) if split_csv else _ordered_roles(names, train_fraction)
-    images = [image_files(path) for path in classes.values()]
+    images = [images_below(path) for path in classes.values()]
     paths = np.array([path for files in images for path in files])
     labels = np.repeat(np.arange(len(names)), [len(files) for files in images])
     return Records(
@@ -78,7 +78,7 @@ def class_folders(root: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def image_files(path: Path) -> list[str]:
+def images_below(path: Path) -> list[str]:
     """The images of one class, in the order of names.
 
     Raises:

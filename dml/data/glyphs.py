@@ -61,7 +61,7 @@ def glyphs(classes: int = 160, images_per_class: Few = 24, size: Few = 48, seed:
     characters = np.random.default_rng(seed).permutation(list(CHARACTERS))[:classes].tolist()
     labels = np.repeat(np.arange(classes), images_per_class)
     pictures = [(character, n) for character in characters for n in range(images_per_class)]
-    pixels = np.stack([render(character, size, [seed, ord(character), n]) for character, n in pictures])
+    pixels = np.stack([draw_glyph(character, size, [seed, ord(character), n]) for character, n in pictures])
     return Records(
         name="glyphs",
         paths=np.array([f"U+{ord(c):04X} {c} {n:03d}" for c, n in pictures]),
@@ -96,7 +96,7 @@ def _ink(face: str, character: str, size: int) -> Image.Image:
     return image.crop(image.getbbox())
 
 
-def render(character: str, size: int, seed: list[int]) -> np.ndarray:
+def draw_glyph(character: str, size: int, seed: list[int]) -> np.ndarray:
     """One picture `[size,size,3]` uint8."""
     rng = np.random.default_rng(seed)
     luma, ink_luma = _contrast(rng)

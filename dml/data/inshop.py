@@ -7,7 +7,7 @@ and `img/` or `img_highres/`.
 from pathlib import Path
 from typing import Literal
 
-from dml.data.official import Item, lines, records
+from dml.data.official import Line, lines, records
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -51,5 +51,5 @@ def inshop(
     for name, label, role in lines(path, 3, header=2, dataset="inshop"):
         if role not in PUBLISHED:
             raise UserError(f"{path} gives {name} the status {role!r}, which is none of {', '.join(PUBLISHED)}")
-        items.append(Item(f"{images}/{name.partition('/')[2]}", label, role))
+        items.append(Line(f"{images}/{name.partition('/')[2]}", label, role))
     return records("inshop", folder, items, PUBLISHED, folders=[images], strict=strict, unreadable=unreadable)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from dml.data.images import SUFFIXES
-from dml.data.official import Item, how_to_get, records
+from dml.data.official import Line, how_to_get, records
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -46,7 +46,7 @@ def market1501(root: str, strict: bool = True, unreadable: Unreadable = "stop") 
     )
 
 
-def _items(root: Path, folder: str, role: str) -> list[Item]:
+def _items(root: Path, folder: str, role: str) -> list[Line]:
     if not (root / folder).is_dir():
         raise UserError(f"there is no {root / folder}: {how_to_get('market1501')}")
     found = []
@@ -58,5 +58,5 @@ def _items(root: Path, folder: str, role: str) -> list[Item]:
             raise UserError(
                 f"{root / folder / name} is not named as Market-1501 names images (0002_c1s1_000451_03.jpg)"
             )
-        found.append(Item(f"{folder}/{name}", said[1], role, camera=int(said[2])))
+        found.append(Line(f"{folder}/{name}", said[1], role, camera=int(said[2])))
     return found

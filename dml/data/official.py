@@ -19,7 +19,7 @@ Counts = tuple[int, int]  # classes, images
 
 
 @dataclass(frozen=True)
-class Item:
+class Line:
     """One image of an annotation.
 
     Attributes:
@@ -40,14 +40,14 @@ class Item:
 def records(
     name: str,
     root: Path,
-    items: Sequence[Item],
+    items: Sequence[Line],
     published: Mapping[str, Sequence[Counts]],
     *,
     folders: Sequence[str],
     strict: bool,
     unreadable: Unreadable,
     surplus: bool = False,
-    keep: Callable[[Item], bool] = lambda item: True,
+    keep: Callable[[Line], bool] = lambda item: True,
 ) -> Records:
     """Records of what an annotation names, after its images were found and counted.
 
@@ -205,7 +205,7 @@ def _check_files(name: str, root: Path, missing: Sequence[str], surplus: set[str
         )
 
 
-def _check_counts(name: str, root: Path, items: Sequence[Item], published: Mapping[str, Sequence[Counts]]) -> None:
+def _check_counts(name: str, root: Path, items: Sequence[Line], published: Mapping[str, Sequence[Counts]]) -> None:
     for role, allowed in published.items():
         of_role = [item.label for item in items if item.role == role]
         found = (len(set(of_role)), len(of_role))

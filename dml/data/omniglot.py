@@ -10,7 +10,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from dml.data.folder import class_folders, image_files
+from dml.data.folder import class_folders, images_below
 from dml.data.images import decode, reason
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
@@ -79,7 +79,7 @@ def _first_alphabets(half: Drawings) -> set[str]:
 def _read_half(root: Path, name: str) -> Drawings:
     if (root / name).is_dir():
         return {
-            f"{alphabet}/{character}": [(path, None) for path in image_files(folder)]
+            f"{alphabet}/{character}": [(path, None) for path in images_below(folder)]
             for alphabet, characters in class_folders(root / name).items()
             for character, folder in class_folders(characters).items()
         }

@@ -21,7 +21,7 @@ import dml
 from dml.data.dataset import open_dataset
 from dml.data.fetch import fetch
 from dml.data.records import Records
-from dml.data.unpack import Damaged, take
+from dml.data.unpack import DamagedArchive, take
 from dml.errors import UserError
 from dml.files import write_atomically
 
@@ -101,7 +101,7 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
         for path in files:
             try:
                 take(path, staging)
-            except Damaged:
+            except DamagedArchive:
                 if downloads in path.parents:
                     path.unlink()  # so that the next start fetches it anew
                 raise

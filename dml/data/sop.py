@@ -5,7 +5,7 @@
 
 from pathlib import Path, PurePosixPath
 
-from dml.data.official import Item, lines, of_part, parquet, records, write_anew
+from dml.data.official import Line, lines, of_part, parquet, records, write_anew
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -25,7 +25,7 @@ def sop(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Reco
     """
     folder = Path(root)
     items = [
-        Item(path, label, role)
+        Line(path, label, role)
         for role, name in LISTS.items()
         for _, label, _, path in lines(folder / name, 4, header=1, dataset="sop")
     ]

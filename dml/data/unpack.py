@@ -19,7 +19,7 @@ SPARE = 10**9  # bytes that unpacking leaves free
 MOST = 5_000_000  # entries of an archive
 
 
-class Damaged(UserError):
+class DamagedArchive(UserError):
     """An archive that is cut short or none."""
 
 
@@ -48,14 +48,14 @@ def take(path: Path, staging: Path) -> None:
     with path.open("rb") as file:
         start = file.read(512)
     if b"<html" in start.lower() or b"<!doctype html" in start.lower():
-        raise Damaged(f"{path} is a web page and no archive: its address wants a login, or is dead.")
+        raise DamagedArchive(f"{path} is a web page and no archive: its address wants a login, or is dead.")
     try:
         if start.startswith((b"PK\3\4", b"PK\5\6")):
             with zipfile.ZipFile(path) as archive:
                 _unzip(archive, path, staging)
         elif path.name.lower().endswith(OTHERS) or tarfile.is_tarfile(path):
             if not tarfile.is_tarfile(path):
-                raise Damaged(f"{path} is neither a zip nor a tar archive, or is cut short: fetch it again.")
+                raise DamagedArchive(f"{path} is neither a zip nor a tar archive, or is cut short: fetch it again.")
             with tarfile.open(path) as archive:
                 _untar(archive, path, staging)
         else:
@@ -65,7 +65,7 @@ def take(path: Path, staging: Path) -> None:
     except Exception as error:  # zipfile's, tarfile's, zlib's, lzma's: whatever damaged bytes lead to
         if isinstance(error, OSError) and error.errno:
             raise
-        raise Damaged(f"{path} is cut short or damaged: fetch it again ({error}).") from None
+        raise DamagedArchive(f"{path} is cut short or damaged: fetch it again ({error}).") from None
 
 
 def _litter(name: str) -> bool:

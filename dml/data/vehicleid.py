@@ -7,7 +7,7 @@
 from pathlib import Path
 from typing import Literal
 
-from dml.data.official import Item, lines, records
+from dml.data.official import Line, lines, records
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -38,7 +38,7 @@ def vehicleid(
     folder = Path(root)
     lists = {"train": "train_list.txt", "test": f"test_list_{TESTS[test][0][0]}.txt"}
     items = [
-        Item(f"image/{name}.jpg", label, role)
+        Line(f"image/{name}.jpg", label, role)
         for role, file in lists.items()
         for name, label in lines(folder / "train_test_split" / file, 2, dataset="vehicleid")
     ]

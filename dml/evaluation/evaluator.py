@@ -73,7 +73,7 @@ class Collector(Collecting):
         return Embedded(embeddings[order], labels[order], rows[order])
 
 
-def embed(
+def embed_batches(
     method: LightningModule,
     batches: Iterable[dict[str, Tensor]],
     to_device: Callable[[dict[str, Tensor]], dict[str, Tensor]],
@@ -112,7 +112,7 @@ def embed_rows(
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     with trainer.precision_plugin.val_step_context():
-        return embed(
+        return embed_batches(
             trainer.lightning_module,
             data.eval_dataloader(rows),
             lambda batch: trainer.precision_plugin.convert_input(trainer.strategy.batch_to_device(batch)),

@@ -96,7 +96,9 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
     return figure
 
 
-def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple[float, float], title: str) -> Figure:
+def difference_plot(
+    draws: Mapping[str, np.ndarray], estimate: float, interval: tuple[float, float], title: str
+) -> Figure:
     """What two runs differ by: the bootstrap's draws, by what was drawn; the estimate and the first one's interval."""
     figure = canvas(7, 3.2)
     axes = figure.subplots()
@@ -115,7 +117,7 @@ def difference(draws: Mapping[str, np.ndarray], estimate: float, interval: tuple
 
 
 @dataclass(frozen=True)
-class Compared:
+class MethodPoint:
     """A method among others.
 
     Attributes:
@@ -128,7 +130,7 @@ class Compared:
     difference: tuple[float, float, float] | None
 
 
-def methods(parts: Mapping[str, Sequence[Compared]], metric: str, base: str) -> Figure:
+def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) -> Figure:
     """A column a protocol: a metric of each method, repetitions as dots, and its distance from the base."""
     longest = max(len(rows) for rows in parts.values())
     figure = canvas(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)

@@ -25,7 +25,7 @@ from dml.errors import UserError
 from dml.inference.vectors import UNIT, Embedded, writable, write_vectors
 from dml.methods.base import Method
 from dml.runs.folder import RunFolder
-from dml.runs.reading import check, reading
+from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
 
 
@@ -64,7 +64,7 @@ class Trained:
         with reading(path, "choose another with --checkpoint, or repeat the run"):
             found = rebuild(path)
             for name, weights in found.method.named_parameters():
-                check(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
+                require(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
             check_value("image_size", found.config.image_size, Pixels)
         return cls(path, found.step, found.config, found.method.to(place), found.transform)
 
@@ -111,10 +111,10 @@ def embed_images(
     Raises:
         UserError: as `Trained.of`; no files; images that cannot be read, or whose embedding is none, by name.
     """
-    return embed(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
+    return embed_files(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
 
 
-def embed(
+def embed_files(
     trained: Trained, files: Sequence[Path], *, batch_size: int = EMBEDDED_AT_ONCE, skip: bool = False
 ) -> Embedded:
     """As `embed_images`, of a run that is loaded; shows a progress bar.
@@ -173,16 +173,16 @@ def _opened(transform: Transform, files: Sequence[Path], batch_size: int) -> Ite
 def _unreadable(files: dict[Path, str]) -> str:
     first, reason = next(iter(files.items()))
     if len(files) == 1:
-        return f"the image {shown(first)} cannot be read ({reason})"
-    return f"{len(files)} images cannot be read: {', '.join(shown(file) for file in files)}"
+        return f"the image {shown_path(first)} cannot be read ({reason})"
+    return f"{len(files)} images cannot be read: {', '.join(shown_path(file) for file in files)}"
 
 
 def _some(files: Sequence[Path]) -> str:
-    named = ", ".join(map(shown, files[:3]))
+    named = ", ".join(map(shown_path, files[:3]))
     return named + (f" and {len(files) - 3} more images" if len(files) > 3 else "")
 
 
-def shown(path: str | Path) -> str:
+def shown_path(path: str | Path) -> str:
     """A path as it can be printed, whatever bytes its name is made of."""
     return os.fsencode(path).decode("utf-8", "replace")
 
@@ -201,10 +201,10 @@ def image_files(places: Iterable[Path]) -> list[Path]:
             found.append(place)
             continue
         if not place.is_dir():
-            raise UserError(f"there is no image or folder {shown(place)}.")
+            raise UserError(f"there is no image or folder {shown_path(place)}.")
         images = _below(place)
         if not images:
-            raise UserError(f"the folder {shown(place)} has no images ({' '.join(SUFFIXES)}).")
+            raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}).")
         found += images
     return list(dict.fromkeys(found))
 
@@ -270,7 +270,7 @@ def write_embeddings(
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file with -o.")
     writable(out.parent)
-    found = embed(trained, files, batch_size=batch_size, skip=skip)
+    found = embed_files(trained, files, batch_size=batch_size, skip=skip)
     write_vectors(out, found.vectors(trained.digest()), found.learners if learners else None)
     report_skipped(found)
     count, parts, width = found.learners.shape

@@ -132,7 +132,7 @@ MAKE: dict[str, tuple[Callable[[ExportedProgram], bytes], Callable[[Path], Expor
 }
 
 
-def difference(network: Embedding, run: Exported, image_size: int) -> float:
+def largest_difference(network: Embedding, run: Exported, image_size: int) -> float:
     """The largest absolute difference between two ways to embed the same random images, in `COMPARED` batches."""
     random = torch.Generator().manual_seed(0)
     largest = 0.0
@@ -163,7 +163,7 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
     content = make(program)
     with atomic_path(path) as new:
         new.write_bytes(content)
-        apart = difference(network, runs(new), image_size)
+        apart = largest_difference(network, runs(new), image_size)
         if not apart <= TOLERANCE:
             raise Unfaithful(
                 f"{path} was off by {apart:.2g} from the run's own embeddings of random images, more than "

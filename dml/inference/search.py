@@ -21,7 +21,7 @@ from dml.data.images import decode, quiet
 from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
 from dml.files import atomic_path, write_atomically
-from dml.inference.embedding import Trained, embed, image_files, report_skipped, shown
+from dml.inference.embedding import Trained, embed_files, image_files, report_skipped, shown_path
 from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
 from dml.reporting.page import render
 
@@ -110,13 +110,13 @@ def search(
         _check_k(k, len(images))
     if not place.exists():
         raise UserError(
-            f"there is no gallery {shown(place)}: name a folder of images, or a file of python -m dml.embed."
+            f"there is no gallery {shown_path(place)}: name a folder of images, or a file of python -m dml.embed."
         )
     trained = Trained.of(run, checkpoint, device)
     folder = out or (place if indexed else run / "search")
     writable(folder)
     if images:
-        found = embed(trained, images, batch_size=batch_size, skip=skip)
+        found = embed_files(trained, images, batch_size=batch_size, skip=skip)
         report_skipped(found)
         gallery = _store(folder, found.vectors(trained.digest()))
     elif indexed:
@@ -126,7 +126,7 @@ def search(
         _check_same(place, vectors, trained)
         gallery = _store(folder, vectors, place)
     _check_k(k, len(gallery.paths))
-    of_queries = embed(trained, asked, batch_size=batch_size, skip=skip)
+    of_queries = embed_files(trained, asked, batch_size=batch_size, skip=skip)
     report_skipped(of_queries)
     results = search_gallery(gallery, of_queries.embeddings, [str(file) for file in of_queries.files], k)
     _print(results)
@@ -186,25 +186,25 @@ def _check_same(file: Path, vectors: Vectors, trained: Trained) -> None:
     width = vectors.embeddings.shape[1]
     if width != trained.width:
         raise UserError(
-            f"{shown(file)} has {width} dimensions, the run's embedding {trained.width}: embed the gallery with this "
-            "run."
+            f"{shown_path(file)} has {width} dimensions, the run's embedding {trained.width}: embed the gallery with "
+            "this run."
         )
     if vectors.weights != trained.digest():
         raise UserError(
-            f"{shown(file)} was embedded by other weights than those of {trained.checkpoint}: embed the gallery with "
-            "this run, or choose its --checkpoint."
+            f"{shown_path(file)} was embedded by other weights than those of {trained.checkpoint}: embed the gallery "
+            "with this run, or choose its --checkpoint."
         )
 
 
 def _print(results: Sequence[Found]) -> None:
     console = Console()
     for found in results:
-        table = Table(title=Text(shown(found.query)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=Text(shown_path(found.query)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("", justify="right")
         table.add_column("image", overflow="fold")
         table.add_column("similarity", justify="right", no_wrap=True)
         for place, (path, similarity) in enumerate(zip(found.paths, found.similarities, strict=True), 1):
-            table.add_row(str(place), Text(shown(path)), f"{similarity:.4f}")
+            table.add_row(str(place), Text(shown_path(path)), f"{similarity:.4f}")
         console.print(table)
 
 
@@ -213,9 +213,9 @@ def _html(results: Sequence[Found], trained: Trained, size: int) -> str:
     with quiet():
         rows = [
             {
-                "query": (shown(found.query), picture(found.query)),
+                "query": (shown_path(found.query), picture(found.query)),
                 "found": [
-                    (shown(path), picture(path), similarity)
+                    (shown_path(path), picture(path), similarity)
                     for path, similarity in zip(found.paths, found.similarities, strict=True)
                 ],
             }
@@ -227,7 +227,7 @@ def _html(results: Sequence[Found], trained: Trained, size: int) -> str:
         queries=len(results),
         images=size,
         method=type(trained.method).__name__,
-        checkpoint=shown(trained.checkpoint),
+        checkpoint=shown_path(trained.checkpoint),
         step=trained.step,
     )
 

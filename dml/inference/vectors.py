@@ -10,7 +10,7 @@ import numpy as np
 
 from dml.errors import UserError
 from dml.files import atomic_path
-from dml.runs.reading import check, reading
+from dml.runs.reading import reading, require
 
 UNIT = 1e-3  # how far from 1 a norm may be
 
@@ -80,11 +80,11 @@ def read_vectors(path: Path) -> Vectors:
             embeddings, paths = content["embeddings"], content["paths"]
             weights, checksum = (str(content[name]) for name in ("weights", "checksum"))
         found = Vectors(embeddings, paths, weights)
-        check(embeddings.ndim == 2 and embeddings.dtype == np.float32, "it does not hold embeddings [N,D]")
-        check(paths.shape == embeddings.shape[:1] and len(paths) > 0 and paths.dtype.kind == "U", "no path a row")
-        check(found.checksum() == checksum, "it was changed since it was written: its checksum is another")
+        require(embeddings.ndim == 2 and embeddings.dtype == np.float32, "it does not hold embeddings [N,D]")
+        require(paths.shape == embeddings.shape[:1] and len(paths) > 0 and paths.dtype.kind == "U", "no path a row")
+        require(found.checksum() == checksum, "it was changed since it was written: its checksum is another")
         apart = np.abs(np.linalg.norm(embeddings, axis=1) - 1)
-        check(bool((apart < UNIT).all()), "it holds embeddings that are not of unit norm")
+        require(bool((apart < UNIT).all()), "it holds embeddings that are not of unit norm")
     return found
 
 

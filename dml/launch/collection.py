@@ -16,7 +16,7 @@ from dml.process import processes
 from dml.reporting.summary import write_summary
 from dml.runs.collecting import leaves, mean_and_std
 from dml.runs.folder import RunFolder
-from dml.training.run import prepare
+from dml.training.run import prepare_run
 
 
 def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
@@ -93,4 +93,4 @@ def _try_one(config: DictConfig) -> None:
     """Raises UserError for a mistake that the first training would find."""
     one = config.copy()
     one.merge_with(OmegaConf.from_dotlist(next(iter(trainings_of(config).values()))))
-    prepare(one, RunFolder(Path(one.paths.output_dir)))
+    prepare_run(one, RunFolder(Path(one.paths.output_dir)))

@@ -29,7 +29,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """A block of columns."""
 
     name: str
@@ -148,7 +148,7 @@ class Experiment:
     about: str
     overrides: list[str]
     seeds: list[int]
-    parts: dict[str, Part]
+    parts: dict[str, Section]
     rows: dict[str, Row]
     figure: dict[str, Any]
     compared_with: str = ""
@@ -221,10 +221,10 @@ def find(wanted: Sequence[str]) -> list[Experiment]:
                 f"there is no experiment '{name}'{_near(name, known)}; python -m dml.experiment list shows all."
             )
         found += [one for one in mine if one not in found]
-    return [load(name) for name in found]
+    return [read_experiment(name) for name in found]
 
 
-def load(name: str) -> Experiment:
+def read_experiment(name: str) -> Experiment:
     """One experiment with what was measured for it.
 
     Raises:
@@ -277,11 +277,11 @@ def _with_record(experiment: Experiment) -> Experiment:
     return replace(experiment, measured=measured, compared=compared)
 
 
-def _part(name: str, said: dict[str, Any]) -> Part:
-    return Part(name, said.get("overrides", []), {title: Column(**one) for title, one in said["columns"].items()})
+def _part(name: str, said: dict[str, Any]) -> Section:
+    return Section(name, said.get("overrides", []), {title: Column(**one) for title, one in said["columns"].items()})
 
 
-def _row(said: dict[str, Any], parts: dict[str, Part]) -> Row:
+def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
     known = {"name", "overrides", "command", "smoke", "published", "parts", "x", "line", "note"}
     published = said.get("published") or {}
     wrong = [

@@ -118,13 +118,15 @@ def comparison(experiment: Experiment) -> Figure | None:
     metric = experiment.figure["metric"]
     compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
     differences = {(one.row, one.part): one for one in compared}
-    parts: dict[str, list[summaries.Compared]] = {}
+    parts: dict[str, list[summaries.MethodPoint]] = {}
     for part in experiment.parts:
         for row in experiment.rows:
             if values := _values(experiment, row, part, [], metric["metric"]):
                 found = differences.get((row, part))
                 between = None if found is None else (100 * found.estimate, 100 * found.low, 100 * found.high)
-                parts.setdefault(part, []).append(summaries.Compared(row, [100 * value for value in values], between))
+                parts.setdefault(part, []).append(
+                    summaries.MethodPoint(row, [100 * value for value in values], between)
+                )
     return summaries.methods(parts, metric["title"], experiment.compared_with) if parts else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
 from dml.files import atomic_path, write_atomically
-from dml.papers.catalogue import Compared, Experiment, Measurement, Training, load
+from dml.papers.catalogue import Compared, Experiment, Measurement, Training, read_experiment
 from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
 from dml.runs.provenance import commit, hardware, starts
@@ -109,7 +109,7 @@ def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequenc
         return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
 
     with _alone(experiment.record):
-        before = load(experiment.name)  # another process may have recorded meanwhile
+        before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
         for one in found:  # what was recorded before keeps its commit, date and hardware
             if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
@@ -148,7 +148,7 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
         keep(experiment, [], compare_rows(experiment, changes, out))
-        if (picture := comparison(load(experiment.name))) is not None:
+        if (picture := comparison(read_experiment(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
             with atomic_path(path) as new:
                 picture.savefig(new, format="png")

@@ -14,7 +14,7 @@ from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE, metric
 from dml.files import read_yaml
 from dml.runs.folder import RunFolder
-from dml.runs.reading import check, read_figures, reading
+from dml.runs.reading import read_metrics_json, reading, require
 
 
 @dataclass
@@ -98,16 +98,16 @@ def _finished(folder: Path) -> FinishedRun | None:
     with reading(file, remedy):
         if trainings_of(config):
             return None
-        check(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
+        require(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
         for name in ("seed", "image_size"):
-            check(isinstance(config[name], int), f"{name}={config[name]}")
+            require(isinstance(config[name], int), f"{name}={config[name]}")
     typed, overrides = folder / "overrides.yaml", []
     if typed.exists():
         with reading(typed, remedy):
             given = read_yaml(typed)
-            check(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
+            require(isinstance(given, list) and all(isinstance(o, str) for o in given), "it is no list of overrides")
             overrides = given
-    return FinishedRun(folder, config, overrides, read_figures(folder / "metrics.json"))
+    return FinishedRun(folder, config, overrides, read_metrics_json(folder / "metrics.json"))
 
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:

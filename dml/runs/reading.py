@@ -28,32 +28,32 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
         raise UserError(f"{path} is damaged, or none of a run ({said or type(error).__name__}): {remedy}.") from error
 
 
-def read_figures(path: Path) -> dict[str, float]:
+def read_metrics_json(path: Path) -> dict[str, float]:
     """The content of a `metrics.json`. Raises UserError where it is not finite numbers by name."""
     with reading(path, "repeat the run, or leave its folder out"):
         found = json.loads(path.read_text())
-        check(isinstance(found, dict), "it holds no figures by name")
+        require(isinstance(found, dict), "it holds no figures by name")
         for name, value in found.items():
-            check(is_figure(value), f"{name} is {str(value)[:40]}")
+            require(is_metric(value), f"{name} is {str(value)[:40]}")
     figures: dict[str, float] = found
     return figures
 
 
-def is_figure(value: Any) -> bool:
+def is_metric(value: Any) -> bool:
     """Whether it is a finite number that a run can have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and _size(value) <= LARGEST
 
 
 def is_logged(value: Any) -> bool:
     """Whether it is a number, as a loss that has diverged is too."""
-    return (isinstance(value, float) and not math.isfinite(value)) or is_figure(value)
+    return (isinstance(value, float) and not math.isfinite(value)) or is_metric(value)
 
 
 def _size(value: float) -> float:
     return math.inf if math.isnan(value) else abs(value)
 
 
-def check(holds: bool, otherwise: str) -> None:
+def require(holds: bool, otherwise: str) -> None:
     """Raises ValueError, which `reading` makes a sentence of, unless it holds."""
     if not holds:
         raise ValueError(otherwise)

@@ -15,7 +15,7 @@ from dml.evaluation.metric import metric, of_queries
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.files import atomic_path
-from dml.runs.reading import check, reading
+from dml.runs.reading import reading, require
 
 REPEAT = "repeat the run"
 
@@ -78,15 +78,15 @@ def read_queries(folder: Path) -> Queries:
         found = read(path, tuple(kinds), tuple(of_queries()))
         for name, values in found.items():
             kind = kinds.get(name, "f")
-            check(values.ndim == 1 and len(values) == len(found["paths"]), f"{name} has shape {list(values.shape)}")
-            check(values.dtype.kind in kind, f"{name} holds {values.dtype}")
-        check(len(found["paths"]) > 0, "it holds no query")
-        check(bool((found["best_rank"] >= 0).all()), "a rank is below 0")
+            require(values.ndim == 1 and len(values) == len(found["paths"]), f"{name} has shape {list(values.shape)}")
+            require(values.dtype.kind in kind, f"{name} holds {values.dtype}")
+        require(len(found["paths"]) > 0, "it holds no query")
+        require(bool((found["best_rank"] >= 0).all()), "a rank is below 0")
         by_name = {name: found.pop(name) for name in of_queries() if name in found}
         for name, values in by_name.items():
-            check(bool(np.isfinite(values).all()), f"{name} is not finite")
+            require(bool(np.isfinite(values).all()), f"{name} is not finite")
             if not metric(name).unit:
-                check(bool(((values >= 0) & (values <= 1)).all()), f"{name} is not within 0 to 1")
+                require(bool(((values >= 0) & (values <= 1)).all()), f"{name} is not within 0 to 1")
         return Queries(**found, values=by_name)
 
 
@@ -95,12 +95,12 @@ def read_embeddings(folder: Path) -> dict[str, np.ndarray]:
     path = folder / EMBEDDINGS
     with reading(path, REPEAT):
         found = read(path, ("embeddings", "labels"), ("gallery", "gallery_labels"))
-        check(("gallery" in found) == ("gallery_labels" in found), "a gallery has no labels")
+        require(("gallery" in found) == ("gallery_labels" in found), "a gallery has no labels")
         for name, labels in (("embeddings", "labels"), ("gallery", "gallery_labels")):
             if name in found:
                 points = as_embeddings(found[name], name)
                 as_labels(found[labels], points, labels)
-                check(bool((points.norm(dim=1) > 0).all()), f"a row of {name} is all 0")
+                require(bool((points.norm(dim=1) > 0).all()), f"a row of {name} is all 0")
     return found
 
 

@@ -9,8 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import Waits, instantiate
 from dml.configuration.options import check
-from dml.data.cache import ImageCache
-from dml.data.cache import build as build_cache
+from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.dataset import open_dataset

@@ -46,7 +46,7 @@ class Rebuilt:
     step: int
 
 
-def load(path: str | Path) -> Method:
+def load_method(path: str | Path) -> Method:
     """The method of a checkpoint. Raises as `rebuild`."""
     return rebuild(Path(path)).method
 

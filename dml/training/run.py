@@ -49,7 +49,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     folder.check(config)
     if folder.finished(config):
         return _finished(folder)
-    parts, trainer = prepare(config, folder)
+    parts, trainer = prepare_run(config, folder)
     with folder.locked():
         if is_first():  # another process may have been at work here in the meantime
             folder.check(config)
@@ -84,7 +84,7 @@ def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, part
         raise
 
 
-def prepare(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
+def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
     """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
     parts = build(config)
     check_batches(config, parts.method, parts.data)

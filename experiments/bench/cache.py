@@ -26,7 +26,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from dml.data.cache import build
+from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.images import quiet
 from dml.data.records import Records
@@ -52,7 +52,7 @@ def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callab
     transform = shorter_crop(SIZE, SIDES)
     rows = np.linspace(0, len(records) - 1, count).astype(int)
     started = time.perf_counter()
-    cache = build(records, rows, transform, "", cache_dir)
+    cache = build_cache(records, rows, transform, "", cache_dir)
     print(f"cache of {count} images made in {time.perf_counter() - started:.1f} s")
     tensors = v2.Compose(
         [

@@ -31,12 +31,12 @@ from dml.configuration.composition import composed
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.evaluation.clustering import kmeans
-from dml.evaluation.evaluator import embed
+from dml.evaluation.evaluator import embed_batches
 from dml.launch.job import job
 from dml.methods.clusters import match_clusters
 from dml.methods.dces import DCES
 from dml.training.build import Parts, build
-from dml.training.rebuild import load
+from dml.training.rebuild import load_method
 
 PAPER = 0.25
 
@@ -96,7 +96,7 @@ class Passes:
     def ours(self, *, bf16: bool = False) -> torch.Tensor:
         """The pass of a run: `dml.evaluation.evaluator.embed` over the evaluation's loader."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            table = embed(
+            table = embed_batches(
                 self.method,
                 self.parts.data.eval_dataloader(self.rows),
                 lambda batch: {name: value.to(self.device) for name, value in batch.items()},
@@ -174,10 +174,10 @@ def train(options: argparse.Namespace) -> None:
             )
         last = Path(place) / "running" / "checkpoints" / "last.ckpt"
         parts = build(configuration(*options.overrides))
-        parts.method = load(str(last))
+        parts.method = load_method(str(last))
         running = torch.load(last, weights_only=True)["dces"]["memory"].numpy()
         parts.data.test_cache = None
-        table = embed(parts.method, parts.data.eval_dataloader(parts.split.train), lambda batch: batch)
+        table = embed_batches(parts.method, parts.data.eval_dataloader(parts.split.train), lambda batch: batch)
         fresh = table.embeddings.flatten(1).numpy()
     k = configuration(*options.overrides).method.K
     reference = kmeans(fresh, k, seed=0)

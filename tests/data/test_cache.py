@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from dml.data import transforms as T
-from dml.data.cache import build
+from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
@@ -55,7 +55,7 @@ def seeded(transform: T.Transform, picture: Image.Image) -> torch.Tensor:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_same_bits(records: Records, tmp_path: Path, name: str) -> None:
     transform, rows = TRANSFORMS[name], np.array([3, 17, 0, 22, 9])
-    cache = build(records, rows, transform, "", tmp_path / "cache")
+    cache = build_cache(records, rows, transform, "", tmp_path / "cache")
     assert [row in cache for row in range(24)] == [row in rows for row in range(24)]
     for row in rows.tolist():
         assert torch.equal(
@@ -65,21 +65,21 @@ def test_the_same_bits(records: Records, tmp_path: Path, name: str) -> None:
 
 def test_a_second_start_opens_nothing(records: Records, tmp_path: Path) -> None:
     rows, transform = np.arange(24), T.stretch(16)
-    first = build(records, rows, transform, "", tmp_path / "cache")
+    first = build_cache(records, rows, transform, "", tmp_path / "cache")
     closed = Records(**{**records.__dict__, "open_image": lambda row: 1 / 0})
-    second = build(closed, rows, transform, "", tmp_path / "cache")
+    second = build_cache(closed, rows, transform, "", tmp_path / "cache")
     assert all(first.image(row) == second.image(row) for row in range(24))
 
 
 @pytest.mark.parametrize("change", ["settings", "transform", "rows", "a file"])
 def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, change: str) -> None:
     cache_dir = tmp_path / "cache"
-    build(records, np.arange(24), T.stretch(16), "crop: none", cache_dir)
+    build_cache(records, np.arange(24), T.stretch(16), "crop: none", cache_dir)
     if change == "a file":
         path = Path(records.paths[5])
         Image.new("RGB", (40, 40), (9, 9, 9)).save(path)
         os.utime(path, ns=(1, 1))
-    again = build(
+    again = build_cache(
         records,
         np.arange(23 if change == "rows" else 24),
         T.stretch(17 if change == "transform" else 16),
@@ -103,7 +103,7 @@ def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeyp
         return records.open_image(row)
 
     with pytest.raises(KeyboardInterrupt):
-        build(Records(**{**records.__dict__, "open_image": stops}), rows, transform, "", tmp_path / "cache")
+        build_cache(Records(**{**records.__dict__, "open_image": stops}), rows, transform, "", tmp_path / "cache")
     (cache,) = (tmp_path / "cache").glob("images-*")
     assert not (cache / "places.npy").exists()
     for name, more in (("journal", b"torn"), ("pixels", b"x" * 1000)):
@@ -115,7 +115,7 @@ def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeyp
         opened.append(row)
         return records.open_image(row)
 
-    whole = build(Records(**{**records.__dict__, "open_image": counts}), rows, transform, "", tmp_path / "cache")
+    whole = build_cache(Records(**{**records.__dict__, "open_image": counts}), rows, transform, "", tmp_path / "cache")
     assert sorted(opened) == list(range(10, 24))
     for row in range(24):
         assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
@@ -132,7 +132,9 @@ def fill_slowly(root: Path, cache_dir: Path, log: Path) -> None:
             file.write(f"{row}\n")
         return records.open_image(row)
 
-    found = build(Records(**{**records.__dict__, "open_image": slow}), np.arange(24), T.stretch(16), "", cache_dir)
+    found = build_cache(
+        Records(**{**records.__dict__, "open_image": slow}), np.arange(24), T.stretch(16), "", cache_dir
+    )
     log.with_suffix(".sum").write_text(str(sum(int(np.asarray(found.image(row)).sum()) for row in range(24))))
 
 
@@ -172,12 +174,12 @@ def test_two_processes_at_once_and_one_killed(
 def test_a_journal_with_a_wrong_end(records: Records, tmp_path: Path, tail: bytes) -> None:
     """As a power cut leaves it."""
     rows, transform = np.arange(24), T.stretch(16)
-    build(records, rows, transform, "", tmp_path)
+    build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     places = np.load(cache / "places.npy")
     (cache / "places.npy").unlink()
     (cache / "journal").write_bytes(places[:10].tobytes() + tail)
-    whole = build(records, rows, transform, "", tmp_path)
+    whole = build_cache(records, rows, transform, "", tmp_path)
     for row in range(24):
         assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
 
@@ -185,18 +187,18 @@ def test_a_journal_with_a_wrong_end(records: Records, tmp_path: Path, tail: byte
 def test_a_file_that_cannot_be_read(records: Records, tmp_path: Path) -> None:
     Path(records.paths[7]).write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"the image .*1/1\.jpg cannot be read"):
-        build(records, np.arange(24), T.stretch(16), "", tmp_path / "cache")
+        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path / "cache")
 
 
 def test_images_without_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"need no cache: set dataset\.cache=none"):
-        build(glyphs(classes=4, images_per_class=2), np.arange(8), T.stretch(16), "", tmp_path)
+        build_cache(glyphs(classes=4, images_per_class=2), np.arange(8), T.stretch(16), "", tmp_path)
 
 
 def test_no_folder_for_it(records: Records, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be written or read \(Not a directory\): .*paths\.cache_dir"):
-        build(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
+        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
 
 
 NOT_AN_ARRAY = b"PK\3\4 no zip"
@@ -218,13 +220,13 @@ def test_a_damaged_one_is_made_again(
     records: Records, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     rows, transform = np.arange(24), T.stretch(16)
-    mapped = build(records, rows, transform, "", tmp_path)
+    mapped = build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     whole = (cache / name).read_bytes()
     other = cache / "other"
     other.write_bytes(damage(whole))
     os.replace(other, cache / name)
-    again = build(records, rows, transform, "", tmp_path)
+    again = build_cache(records, rows, transform, "", tmp_path)
     for row in range(24):
         assert np.array_equal(again.image(row), transform.prepared(records.image(row)))
         assert again.image(row) == mapped.image(row)
@@ -234,7 +236,7 @@ def test_a_damaged_one_is_made_again(
 def test_one_that_may_not_be_read_is_left_alone(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
 
     def forbidden(*_: object, **__: object) -> None:
@@ -242,7 +244,7 @@ def test_one_that_may_not_be_read_is_left_alone(
 
     monkeypatch.setattr("dml.data.cache.np.memmap", forbidden)
     with pytest.raises(UserError, match=r"cannot be written or read \(Permission denied\)"):
-        build(records, np.arange(24), T.stretch(16), "", tmp_path)
+        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
     assert (cache / "pixels").exists()
 
 
@@ -250,7 +252,7 @@ def test_one_that_may_not_be_read_is_left_alone(
 def test_a_journal_of_lost_pixels(records: Records, tmp_path: Path, lost: str) -> None:
     """They are decoded again, rather than black."""
     rows, transform = np.arange(24), T.stretch(16)
-    build(records, rows, transform, "", tmp_path)
+    build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     (cache / "journal").write_bytes(np.sort(np.load(cache / "places.npy"), order="offset").tobytes())
     (cache / "places.npy").unlink()
@@ -258,15 +260,15 @@ def test_a_journal_of_lost_pixels(records: Records, tmp_path: Path, lost: str) -
         (cache / "pixels").unlink()
     else:
         os.truncate(cache / "pixels", (cache / "pixels").stat().st_size // 2)
-    whole = build(records, rows, transform, "", tmp_path)
+    whole = build_cache(records, rows, transform, "", tmp_path)
     for row in range(24):
         assert np.array_equal(whole.image(row), transform.prepared(records.image(row)))
 
 
 def test_other_decoding_has_another_cache(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
     monkeypatch.setattr("dml.data.cache.VERSION", 99)
-    build(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
     assert len(list(tmp_path.glob("images-*"))) == 2
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from matplotlib.ft2font import FT2Font
 from torch import Tensor
 
-from dml.data.glyphs import CHARACTERS, font_file, glyphs, render, typefaces
+from dml.data.glyphs import CHARACTERS, draw_glyph, font_file, glyphs, typefaces
 from dml.errors import UserError
 
 FACES = sorted({face for character in CHARACTERS for face in typefaces(character)})
@@ -69,7 +69,7 @@ def test_records_are_laid_out_class_by_class_and_split_in_half() -> None:
     image = records.open_image(7)
     assert image.mode == "RGB"
     assert image.size == (24, 24)
-    np.testing.assert_array_equal(np.asarray(image), render(character, 24, [0, ord(character), 1]))
+    np.testing.assert_array_equal(np.asarray(image), draw_glyph(character, 24, [0, ord(character), 1]))
 
 
 def test_the_seed_fixes_pixels_and_classes() -> None:
@@ -82,7 +82,7 @@ def test_the_seed_fixes_pixels_and_classes() -> None:
 
 def test_the_ink_stands_out_from_the_background() -> None:
     """Where the same random stream draws another character, only ink differs: it does, and by a visible amount."""
-    solid, cross = (render(c, 48, [3, 5, 7]).astype(float) @ [0.299, 0.587, 0.114] for c in "BX")
+    solid, cross = (draw_glyph(c, 48, [3, 5, 7]).astype(float) @ [0.299, 0.587, 0.114] for c in "BX")
     changed = np.abs(solid - cross)
     assert 0.02 < (changed > 50).mean() < 0.5
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dml.data.cache import build
+from dml.data.cache import build_cache
 from dml.data.check import readable
 from dml.data.folder import folder
 from dml.data.images import decode, quiet
@@ -164,7 +164,7 @@ def test_wherever_images_are_opened(tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match=rf"1 of the 5 images .*b/2\.png \(.*{said}"):
             readable(records, tmp_path / "cache")
         with pytest.raises(UserError, match=rf"b/2\.png cannot be read \(.*{said}"):
-            build(records, np.arange(5), stretch(8), "", tmp_path / "cache")
+            build_cache(records, np.arange(5), stretch(8), "", tmp_path / "cache")
     ((*_, (path, told)),) = _opened(stretch(8), image_files([root]), 8)
     assert path == root / "b" / "2.png"
     assert isinstance(told, str)

@@ -20,7 +20,7 @@ from dml.launch.run import task
 from dml.runs.log import read_metrics
 from dml.runs.scores import read_queries
 from dml.training.build import build
-from dml.training.rebuild import load
+from dml.training.rebuild import load_method
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -138,7 +138,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     best = figures[f"best_on_{watched}/step"]
     assert seen[best] == max(seen.values()) > seen[8]  # so that it makes a difference which one is taken
     name = "last.ckpt" if select == "last" else f"best_on_{watched}.ckpt"
-    method = load(str(folder / "checkpoints" / name))
+    method = load_method(str(folder / "checkpoints" / name))
     parts = build(configure(*options))
     images = parts.data.test_images(parts.split.query)
     with torch.inference_mode():

@@ -24,7 +24,7 @@ from dml.methods.dces import DCES
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
-from dml.training.rebuild import load
+from dml.training.rebuild import load_method
 from tests.conftest import TINY, objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +64,7 @@ class Watch(Callback):
 
 def fit(config: DictConfig, *callbacks: Callback) -> tuple[DCES, Path]:
     folder = RunFolder(Path(config.paths.output_dir))
-    parts, trainer = train.prepare(config, folder)
+    parts, trainer = train.prepare_run(config, folder)
     trainer.callbacks[:0] = callbacks  # before what happens between steps
     folder.open(config, [])
     train.fit(config, folder, parts, trainer)
@@ -254,7 +254,7 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
 
     monkeypatch.setattr("dml.methods.dces.kmeans", record)
     config = configure(*SMALL, "trainer.max_steps=4", "method.finetune_from=1", "method.full_embedding_from=1")
-    parts, trainer = train.prepare(config, folder := RunFolder(Path(config.paths.output_dir)))
+    parts, trainer = train.prepare_run(config, folder := RunFolder(Path(config.paths.output_dir)))
     parts.method.eval()
     images = parts.data.test_images(parts.split.train)
     with torch.inference_mode():
@@ -273,7 +273,7 @@ def test_the_released_space_is_that_of_normalised_features(
     monkeypatch.setattr("dml.methods.dces.kmeans", lambda points, k, seed: given.append(points) or np.arange(72) % k)
     config = configure(*SMALL, "trainer.max_steps=2", "method.space=features", "method.match=none")
     fit(config)
-    parts, _ = train.prepare(config, RunFolder(Path("unused")))
+    parts, _ = train.prepare_run(config, RunFolder(Path("unused")))
     images = parts.data.test_images(parts.split.train)
     start = parts.method.eval()
     with torch.inference_mode():
@@ -357,7 +357,7 @@ def test_negative_distances_are_a_loop() -> None:
 
 def grouping(config: DictConfig) -> list[int]:
     """The learner of each training image."""
-    method = train.prepare(config, RunFolder(Path("unused")))[0].method
+    method = train.prepare_run(config, RunFolder(Path("unused")))[0].method
     assert isinstance(method, DCES)
     found = method._fixed_grouping()
     assert found is not None
@@ -381,7 +381,7 @@ def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: C
     for step in range(12):
         clusters = watch.clusters[step][np.searchsorted(method.rows, watch.rows[step])]
         assert len(set(clusters.tolist())) == 1
-    assert load(str(folder / "checkpoints" / "last.ckpt")).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
+    assert load_method(str(folder / "checkpoints" / "last.ckpt")).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
 
 
 def test_what_is_logged_and_drawn(configure: Configure) -> None:
@@ -465,25 +465,25 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
         with pytest.raises(UserError, match=sentence):
             method_of("method=dces", *options)
     with pytest.raises(UserError, match=r"method\.K=80 is more than the 72 training images"):
-        train.prepare(configure(*SMALL, "method.K=80", "head.dim=80"), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL, "method.K=80", "head.dim=80"), RunFolder(Path("unused")))
     with pytest.raises(UserError, match="No cluster holds two classes"):  # before anything is written
-        train.prepare(
+        train.prepare_run(
             configure(*SMALL, "method.K=12", "head.dim=12", "method.grouping=labels"), RunFolder(Path("unused"))
         )
     with pytest.raises(UserError, match=r"trainer\.accumulate_grad_batches cannot be used"):
-        train.prepare(configure(*SMALL, "+trainer.accumulate_grad_batches=2"), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL, "+trainer.accumulate_grad_batches=2"), RunFolder(Path("unused")))
     with pytest.raises(UserError, match=r"protocol\.slices=3 does not divide head\.dim=16"):
-        train.prepare(configure(*SMALL, "protocol.slices=3"), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL, "protocol.slices=3"), RunFolder(Path("unused")))
     with pytest.raises(UserError, match="Pairs does not draw inside clusters"):
-        train.prepare(configure(*SMALL, "sampler=abe_pairs", "sampler.batch_size=16"), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL, "sampler=abe_pairs", "sampler.batch_size=16"), RunFolder(Path("unused")))
 
 
 def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match=r"faiss, which is not installed: install dml\[cpu\] or dml\[gpu\]"):
-        train.prepare(configure(*SMALL), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL), RunFolder(Path("unused")))
     for options in (["method.grouping=random"], ["method.K=1"]):  # need none
-        train.prepare(configure(*SMALL, *options), RunFolder(Path("unused")))
+        train.prepare_run(configure(*SMALL, *options), RunFolder(Path("unused")))
 
 
 def test_fine_tuning_alone(configure: Configure) -> None:

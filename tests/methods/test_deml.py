@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.errors import UserError
-from dml.evaluation.evaluator import embed
+from dml.evaluation.evaluator import embed_batches
 from dml.evaluation.metrics import evaluate
 from dml.losses import functional
 from dml.methods.base import Method
@@ -19,8 +19,8 @@ from dml.methods.deml import Adversary
 from dml.models.attention import crop_and_zoom
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
-from dml.training.rebuild import load
-from dml.training.run import prepare, run
+from dml.training.rebuild import load_method
+from dml.training.run import prepare_run, run
 from tests.conftest import TINY, objective_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -214,10 +214,10 @@ def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[...
     config = configure(*TINY, *options, "protocol.seen=true", "report=true")
     metrics = run(config, [])
     method, data = (
-        load(f"{config.paths.output_dir}/checkpoints/last.ckpt"),
-        prepare(config, RunFolder(Path("x")))[0].data,
+        load_method(f"{config.paths.output_dir}/checkpoints/last.ckpt"),
+        prepare_run(config, RunFolder(Path("x")))[0].data,
     )
-    table = embed(method, data.eval_dataloader(data.train_rows), lambda batch: batch)
+    table = embed_batches(method, data.eval_dataloader(data.train_rows), lambda batch: batch)
     expected = evaluate(table.embeddings.flatten(1), table.labels, ks=(1,), clustering=False)["recall@1"]
     assert metrics["seen/recall@1"] == pytest.approx(expected, abs=0.02)
     folder = Path(config.paths.output_dir)

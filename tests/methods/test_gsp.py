@@ -18,7 +18,7 @@ from dml.models.transport import transport_plan
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
-from dml.training.rebuild import load
+from dml.training.rebuild import load_method
 from tests.conftest import TINY, loss_of, objective_of
 
 Configure = Callable[..., DictConfig]
@@ -153,7 +153,7 @@ def test_the_optimizer_moves_prototypes(
     # Two batches of 16 give 32 embeddings: the second one's step is already one of prototypes. Before, both rest.
     assert [bool(rows.any()) for rows in moved] == [init == "random", True, True, True, True]
     assert all(rows[:6].all() for rows in moved[1:])
-    loaded = load(str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
+    loaded = load_method(str(tmp_path / "run" / "checkpoints" / "last.ckpt"))
     assert isinstance(loaded, GSP)
     assert not loaded.head.pooling.waiting
 
@@ -214,7 +214,7 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
     assert "What share prototypes have" in page
     config = configure(*options, f"paths.output_dir={tmp_path / 'again'}")
     folder = RunFolder(tmp_path / "again")
-    parts, trainer = train.prepare(config, folder)
+    parts, trainer = train.prepare_run(config, folder)
     folder.open(config, [])
 
     class Stop(Exception):

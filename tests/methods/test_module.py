@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dml.losses import Loss
 from dml.methods.base import Method, Output
 from dml.runs.folder import RunFolder
-from dml.training.run import prepare, run
+from dml.training.run import prepare_run, run
 from tests.conftest import TINY, objective_of
 
 
@@ -26,7 +26,7 @@ def test_validate_and_predict_from_python(configure: Callable[..., DictConfig], 
     options = [*TINY, "method=abe", "trainer.max_steps=2", "protocol.clustering=false"]
     metrics = run(configure(*options), options)
     trained = torch.load(Path(configure().paths.output_dir) / "checkpoints" / "last.ckpt", weights_only=True)
-    parts, _ = prepare(configure(*options), RunFolder(Path("unused")))
+    parts, _ = prepare_run(configure(*options), RunFolder(Path("unused")))
     parts.method.load_state_dict(trained["state_dict"])
     (found,) = plain_trainer().validate(parts.method, datamodule=parts.data, verbose=False)
     same = {name for name in metrics if name.startswith(("test/", "learners/"))}

@@ -118,7 +118,7 @@ class Stages(nn.Module):
         part = copy.deepcopy(self._part(names[names.index(first) : names.index(last) + 1]))
         if keep_resolution:
             _take_strides_out(part)
-            _, stride = measure(dict(part.stages.items()), part.in_channels, SMALL_PROBE)
+            _, stride = measure_stages(dict(part.stages.items()), part.in_channels, SMALL_PROBE)
             if set(stride.values()) != {1}:
                 raise UserError(
                     f"stages '{first}' to '{last}' cannot keep the resolution of their input: choose a later branch "
@@ -173,7 +173,7 @@ class Backbone(Stages):
         for name in (branch, late_branch):
             if name not in stages:
                 raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
-        out_channels, stride = measure(stages, 3, PROBE)
+        out_channels, stride = measure_stages(stages, 3, PROBE)
         super().__init__(
             stages,
             in_channels=3,
@@ -228,7 +228,9 @@ def _batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:
 
 
 @torch.no_grad()
-def measure(stages: Mapping[str, nn.Module], in_channels: int, size: int) -> tuple[dict[str, int], dict[str, int]]:
+def measure_stages(
+    stages: Mapping[str, nn.Module], in_channels: int, size: int
+) -> tuple[dict[str, int], dict[str, int]]:
     """Channels, and input cells per output cell, after each stage, read off a blank [1, in_channels, size, size].
 
     A stride is 0 where the output is no whole fraction of the input.
