@@ -65,7 +65,7 @@ def test_what_another_process_did_meanwhile_is_seen(
         return prepared
 
     before = training.prepare_run
-    monkeypatch.setattr(training, "prepare", prepare)
+    monkeypatch.setattr(training, "prepare_run", prepare)
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.25, is 0.5"):
         run(configure(*SHORT, "lr=0.5"), [])
     assert RunFolder(tmp_path / "run").config().lr == 0.25

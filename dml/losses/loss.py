@@ -37,7 +37,10 @@ class Loss(nn.Module, Waits):
         self.miner = miner
         self.lr_factor = lr_factor
         self.memory_from, self.batches = memory_from, 0  # so many seen while it is not used yet
-        self.takes = inspect.signature(loss.forward).parameters.keys() - {"embeddings", "labels"}
+        parameters = list(inspect.signature(loss.forward).parameters.values())[2:]  # after embeddings and labels
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self.takes = {p.name for p in named}
+        self.needs = {p.name for p in named if p.default is p.empty}
 
     def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> Tensor | dict[str, Tensor]:
         """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> a scalar, or named ones whose sum is minimised.
@@ -48,7 +51,7 @@ class Loss(nn.Module, Waits):
                 `forward` has parameters of the same name for.
 
         Raises:
-            UserError: a cross-batch memory smaller than the batch.
+            UserError: a cross-batch memory smaller than the batch; a loss that needs what the method does not compute.
         """
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
@@ -61,6 +64,11 @@ class Loss(nn.Module, Waits):
         if self.batches < self.memory_from:
             self.batches += 1
             loss = self.loss.loss
+        if lacking := sorted(self.needs - auxiliary.keys()):
+            raise UserError(
+                f"{type(loss).__name__} needs {', '.join(lacking)} of a step, which this method does not compute: it "
+                f"has {', '.join(sorted(auxiliary)) or 'embeddings and labels alone'}."
+            )
         wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
             mined = () if self.miner is None else (self.miner(embeddings, labels),)

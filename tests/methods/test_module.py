@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from dml.errors import UserError
 from dml.losses import Loss
 from dml.methods.base import Method, Output
 from dml.runs.folder import RunFolder
@@ -80,3 +81,16 @@ def test_terms_of_any_name_pass_through_a_method(method_of: Callable[..., Method
     method.losses = nn.ModuleList([Loss(NormLoss())])
     raw = torch.randn(4, 3 if name == "diablo" else 1, 24 // (4 if name == "diablo" else 1))
     assert set(objective_of(method, raw, torch.tensor([0, 0, 1, 1]))) == {"pull", "shorter"}
+
+
+def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..., Method]) -> None:
+    class Bright(nn.Module):
+        def forward(self, embeddings: Tensor, labels: Tensor, brightness: Tensor) -> Tensor:
+            return embeddings.sum() * brightness.mean()
+
+    method = method_of("method=baseline")
+    method.losses = nn.ModuleList([Loss(Bright())])
+    batch = {"label": torch.tensor([0, 1]), "index": torch.tensor([0, 1])}
+    with pytest.raises(UserError, match=r"^Bright needs brightness of a step, .*: it has index, norms\.$"):
+        method.objective(Output(torch.rand(2, 1, 24)), batch)
+    method.objective(Output(torch.rand(2, 1, 24), brightness=torch.rand(2)), batch)
