@@ -42,15 +42,20 @@ def axes_of(protocol: Any) -> tuple[Axis, ...]:
 
     They may be a file's, which shall not have other modules imported than ours.
     """
-    target = str(protocol.get("_target_", ""))
+    found: tuple[Axis, ...] = declared(protocol, "axes")
+    return found
+
+
+def declared(component: Any, name: str) -> tuple[Any, ...]:
+    """What the class that the options of a component name as `_target_` declares under `name`; else nothing."""
+    target = str(component.get("_target_", ""))
     module = target.rpartition(".")[0]
     if module.partition(".")[0] != "dml" and module not in sys.modules:
         return ()
     try:
-        found: tuple[Axis, ...] = getattr(resolve_name(target), "axes", ())
+        return tuple(getattr(resolve_name(target), name, ()))
     except (ImportError, AttributeError, ValueError):  # which check tells
         return ()
-    return found
 
 
 def left_open(config: DictConfig) -> list[Axis]:

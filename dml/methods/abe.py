@@ -45,6 +45,8 @@ class Ensemble(Method):
         UserError: a stage that the backbone lacks, a width that M learners cannot share, or a negative number.
     """
 
+    counted_by = ("M",)
+
     def __init__(
         self,
         backbone: Backbone,

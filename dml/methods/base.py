@@ -5,7 +5,7 @@ and `loss(d)`, which make a new head of width d and a new loss on embeddings of 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -58,6 +58,8 @@ class Method(TrainedModule, Waits):
         warm_up: epochs of the sampler in which only new modules and losses are trained (GSP section 1.6.7: 1 for losses
             on proxies).
     """
+
+    counted_by: ClassVar[tuple[str, ...]] = ()  # the options that say how many learners there are
 
     def __init__(
         self,

@@ -84,6 +84,7 @@ class DCES(Method):
         UserError: an option out of its range, or a width that the learners cannot share.
     """
 
+    counted_by = ("K",)
     rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
     sampler: Clusters
 

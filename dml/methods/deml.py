@@ -135,6 +135,8 @@ class DeML(Method):
             backbone lacks.
     """
 
+    counted_by = ("I", "J")
+
     def __init__(
         self,
         backbone: Backbone,

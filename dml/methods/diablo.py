@@ -50,6 +50,8 @@ class DIABLO(Method):
             stages or at which phi and psi differ in resolution, or a width that N branches cannot share.
     """
 
+    counted_by = ("N",)
+
     def __init__(
         self,
         backbone: Backbone,

@@ -20,6 +20,7 @@ from rich.table import Table
 from tabulate import tabulate
 
 from dml.configuration.identity import label
+from dml.configuration.trainings import declared
 from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE, of_runs
 from dml.evaluation.metric import metric as declared_metric
@@ -145,7 +146,8 @@ def _csv(table: Sequence[Group]) -> str:
 
 def _point(group: Group) -> summaries.Point:
     """A line of the picture joins what differs in the number of learners alone."""
-    others = [option for option in group.label.split(" ") if not re.match(r"method\.[A-Z]=", option)]
+    counting = {f"method.{name}" for name in declared(group.runs[0].config.method, "counted_by")}
+    others = [option for option in group.label.split(" ") if option.lstrip("+").partition("=")[0] not in counting]
     metrics = group.metrics
     return summaries.Point(
         line=" ".join(others) or label(group.runs[0].config)[0],
