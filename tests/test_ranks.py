@@ -106,7 +106,8 @@ def _figures(shared: bool) -> dict[str, dict[str, Any]]:
     for count in (7, 257, 517):
         points, labels = _points(count, 5)
         ranking = rank(points, labels, shared=shared)
-        found[f"rank {count}"] = {name: torch.as_tensor(value) for name, value in vars(ranking).items()}
+        of_queries = {"best_rank": ranking.best_rank, "positives": ranking.positives, **ranking.values}
+        found[f"rank {count}"] = {name: torch.as_tensor(value) for name, value in of_queries.items()}
         found[f"evaluate {count}"] = evaluate(points, labels, ks=(1, 3), shared=shared, clustering=False)
         found[f"one image {count}"] = one_image_gallery(points, labels, draws=2, shared=shared)
         gallery, there = _points(count + 4, 5)
