@@ -226,6 +226,7 @@ def test_sizes_are_recorded_without_training(little: Experiment) -> None:
     assert Measurement(**content["measured"][0]) == one
 
 
+@pytest.mark.slow  # of every row: make experiments-smoke
 def test_a_step_of_a_row(little: Experiment) -> None:
     assert check_rows([little], [], processes=1) == {}
 

@@ -71,7 +71,8 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert sound(folder / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.parametrize("which", [pytest.param("first", marks=pytest.mark.slow), "second"])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["first", "second"])
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path, which: str) -> None:
     folder = tmp_path / "run"
     run = start(folder, *TWO, "trainer.max_steps=5000")

@@ -36,7 +36,7 @@ def figures(folder: Path) -> dict[str, float]:
     return content
 
 
-def test_a_job_that_fails_is_marked_and_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
+def test_a_job_that_fails_is_marked(tmp_path: Path) -> None:
     done = sweep(tmp_path, "method=abe", "method.M=3,1")  # 3 learners cannot share 16 dimensions
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -46,6 +46,11 @@ def test_a_job_that_fails_is_marked_and_the_same_sweep_again_does_what_is_missin
     assert sorted(path.name for path in tmp_path.glob("method*")) == ["method.M=1", "method.M=3.failed"]
     assert OmegaConf.load(tmp_path / "method.M=1" / "config.yaml").method.M == 1
     assert [row["label"] for row in json.loads((tmp_path / "summary.json").read_text())] == ["ABE"]
+
+
+@pytest.mark.slow
+def test_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
+    assert sweep(tmp_path, "method=abe", "method.M=3,1").returncode == 1
     larger = sweep(tmp_path, "method=abe", "method.M=2,1")
     assert larger.returncode == 0  # 3 learners are not asked for any more
     assert larger.stdout.count("nothing was trained") == 1
