@@ -66,7 +66,8 @@ TRAINER: dict[str, Any] = {
     "halve_lr_after": WholeNumber,
     "log_every": Count,
     "checkpoint_every": Count,
-    "num_workers": Annotated[int, Field(ge=0, le=1024)],
+    "num_workers": Annotated[int, Field(ge=0, le=1024)] | Literal["auto"],
+    "matmul": Literal["highest", "high", "medium"],
     **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }

@@ -4,8 +4,9 @@
 of the records.
 """
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from dml.errors import UserError
 from dml.process import held, leave_to_the_parent
 
 Item = dict[str, Tensor | int]
+
+MOST_WORKERS = 16  # more wait for one another, and for the disk
 
 
 class _TrainSet(Dataset[Item]):
@@ -123,7 +126,8 @@ class DataModule(LightningDataModule):
         sampler: made for the labels of `train_rows`.
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
-        num_workers: processes for each loader; 0 loads in the main process.
+        num_workers: processes for each loader; 0 loads in the main process, `auto` takes this device's share of the
+            cores, 16 at most.
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
 
@@ -142,7 +146,7 @@ class DataModule(LightningDataModule):
         test_transform: Transform,
         *,
         seed: int,
-        num_workers: int,
+        num_workers: int | Literal["auto"],
         eval_batch_size: int,
         train_cache: ImageCache | None = None,
         test_cache: ImageCache | None = None,
@@ -151,7 +155,7 @@ class DataModule(LightningDataModule):
         assert len(sampler.labels) == len(train_rows)
         self.records, self.sampler, self.test_transform = records, sampler, test_transform
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
-        self.num_workers, self.eval_batch_size = num_workers, eval_batch_size
+        self._workers, self.eval_batch_size = num_workers, eval_batch_size
         self.test_cache = test_cache
         classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
@@ -162,6 +166,13 @@ class DataModule(LightningDataModule):
     def eval_rows(self) -> np.ndarray:
         """Query rows, then gallery rows."""
         return self.query_rows if self.gallery_rows is None else np.concatenate([self.query_rows, self.gallery_rows])
+
+    @property
+    def num_workers(self) -> int:
+        if self._workers != "auto":
+            return self._workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(1, min(cores // (self.trainer.num_devices if self.trainer else 1), MOST_WORKERS))
 
     @property
     def train_images(self) -> int:

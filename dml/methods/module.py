@@ -1,5 +1,6 @@
 """What Lightning asks of a method: steps of training, validation and prediction, and the optimizer."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ class TrainedModule(LightningModule):
     """
 
     losses: nn.ModuleList
-    make_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    make_optimizer: Callable[..., torch.optim.Optimizer]
     lr: float
     head_lr_factor: float
     rests_until: int  # step
@@ -124,4 +125,12 @@ class TrainedModule(LightningModule):
             groups.append({"params": list(loss.parameters()), "lr": self.lr * loss.lr_factor, "weight_decay": 0.0})
         for group in groups:
             group["params"] = [p for p in group["params"] if p.requires_grad]
-        return self.make_optimizer([group for group in groups if group["params"]])
+        return self.make_optimizer([group for group in groups if group["params"]], **self._fused())
+
+    def _fused(self) -> dict[str, bool]:
+        """On a GPU one kernel a step in place of several a tensor, where the optimizer has it and nothing was said."""
+        makes = getattr(self.make_optimizer, "func", self.make_optimizer)  # of a partial
+        said = getattr(self.make_optimizer, "keywords", {})
+        scaled = self._trainer is not None and self._trainer.precision == "16-mixed"  # Lightning cannot clip there
+        has = "fused" in inspect.signature(makes).parameters and not {"fused", "foreach"} & said.keys()
+        return {"fused": True} if self.device.type == "cuda" and has and not scaled else {}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.plugins.environments import (
@@ -22,13 +23,15 @@ from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 
-OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm")
+OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm", "matmul")
 
 
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
     """The trainer of a run. Raises UserError where Lightning refuses an option, or we do."""
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
+    options["benchmark"] = options["benchmark"] and not options["deterministic"]
+    torch.set_float32_matmul_precision(config.trainer.matmul)
     try:
         trainer = pl.Trainer(
             **options,

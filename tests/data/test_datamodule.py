@@ -190,3 +190,14 @@ def test_a_resumed_fit_sees_what_an_uninterrupted_one_sees(tmp_path: Path) -> No
     second, _ = fit(7, tmp_path / "last.ckpt")
     assert first.seen + second.seen == whole.seen
     assert len(second.seen) == 3
+
+
+def test_workers_are_the_devices_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = module(workers="auto")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(24)))
+    assert data.num_workers == 16
+    data.trainer = SimpleNamespace(num_devices=4)
+    assert data.num_workers == 6
+    data.trainer = SimpleNamespace(num_devices=48)
+    assert data.num_workers == 1
+    assert module(workers=0).num_workers == 0

@@ -1,6 +1,7 @@
 """What Lightning asks of a method, from Python; and what a step gives to losses."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,24 @@ def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..
     with pytest.raises(UserError, match=r"^Bright needs brightness of a step, .*: it has index, norms\.$"):
         method.objective(Output(torch.rand(2, 1, 24)), batch)
     method.objective(Output(torch.rand(2, 1, 24), brightness=torch.rand(2)), batch)
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "fused"), [("cuda", {}, True), ("cpu", {}, None), ("cuda", {"foreach": True}, None)]
+)
+def test_optimizers_are_fused_on_a_gpu(
+    method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch, device: str, said: dict[str, bool], fused: bool
+) -> None:
+    given: dict[str, object] = {}
+
+    def optimizer(
+        groups: list[dict[str, object]], lr: float = 0.1, foreach: object = None, fused: object = None
+    ) -> None:
+        given.update(groups=groups, fused=fused, foreach=foreach)
+
+    method = method_of("method=baseline")
+    monkeypatch.setattr(Method, "device", torch.device(device))
+    method.make_optimizer = partial(optimizer, **said)
+    method.configure_optimizers()
+    assert given["fused"] is fused
+    assert given["groups"]
