@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from dml.data.datamodule import DataModule
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.splits import EvaluatedPart
 from dml.figures.plot import Plot
@@ -78,7 +79,7 @@ class Report(Callback):
         log = read_metrics(self.folder.path / "metrics.jsonl")
         assert isinstance(self.course.config, dict)
         if self.course.config["report"]:
-            plots = self._plots(trainer, log)
+            plots = plots_of(trainer, parts.data, log)
             about = {str(name): value for name, value in self.course.config.items()}
             written = write_report(self.folder.path, about, metrics, embedded, parts.records, parts.split, log, plots)
             log_plots(trainer.loggers, written, self.course.last_step)
@@ -101,19 +102,20 @@ class Report(Callback):
             | {"run/images_per_second": steps * self.parts.data.sampler.batch_size / seconds}
         )
 
-    def _plots(self, trainer: pl.Trainer, log: list[dict[str, Any]]) -> list[Plot]:
-        """Those of the method."""
-        method, data = trainer.lightning_module, self.parts.data
-        assert isinstance(method, Method)
-        rows = np.random.default_rng(0).choice(data.query_rows, min(IMAGES, len(data.query_rows)), replace=False)
-        images = data.test_images(np.sort(rows))
-        training = method.training
-        method.eval()
-        with torch.inference_mode(), trainer.precision_plugin.val_step_context():
-            seen: Any = trainer.precision_plugin.convert_input(images.to(method.device))
-            drawn = method.plots(seen, data, log)
-        method.train(training)
-        return drawn
+
+def plots_of(trainer: pl.Trainer, data: DataModule, log: list[dict[str, Any]]) -> list[Plot]:
+    """The method's own plots, of its weights as they are now."""
+    method = trainer.lightning_module
+    assert isinstance(method, Method)
+    rows = np.random.default_rng(0).choice(data.query_rows, min(IMAGES, len(data.query_rows)), replace=False)
+    images = data.test_images(np.sort(rows))
+    training = method.training
+    method.eval()
+    with torch.inference_mode(), trainer.precision_plugin.val_step_context():
+        seen: Any = trainer.precision_plugin.convert_input(images.to(method.device))
+        drawn = method.plots(seen, data, log)
+    method.train(training)
+    return drawn
 
 
 def renamed(metrics: dict[str, float], prefix: str, of: EvaluatedPart = "test") -> dict[str, float]:
