@@ -28,8 +28,6 @@ STEP = 3  # there was a gradient before
 
 # Of a step of each method with its own loss. A method or a loss that is not here reads nothing, and none may read more.
 METHODS = {
-    "baseline": 5,  # its loss, multi_similarity
-    "diablo": 5,  # the same
     "dces": 6,  # whose turn it is; its loss, margin, five times
     "deml": 2,  # the parts of the image that object attention finds, on the host
     "gsp": 15,  # which classes are in which half; its loss, contrastive, six times
@@ -37,7 +35,6 @@ METHODS = {
 LOSSES = {
     "contrastive": 6,
     "margin": 5,
-    "multi_similarity": 5,
     "proxy_anchor": 5,
     "proxy_nca": 4,
     "triplet": 6,
