@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import DictConfig
 from torch import nn
 
 from dml.errors import UserError, stop
 from dml.launch.run import _check_folder_is_named
+from dml.methods.base import Method
 from dml.process import check_environment, of_slurm
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare_run, run
@@ -191,19 +193,21 @@ def test_what_lightning_says_of_its_options_when_it_begins(configure: Configure)
         run(configure(*TINY, "trainer.overfit_batches=0.001"), [])
 
 
-def test_a_bar_counts_the_steps_of_this_process(configure: Configure) -> None:
+def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]) -> None:
+    method = method_of("method=baseline")
+    method.terms = {"train/loss": torch.tensor(0.25)}
     bar = Bar(refresh_rate=10)
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
     bar._trainer = trainer
     bar.on_train_start(trainer)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"], shown["initial"]) == (500, 600, 500)
-    bar.get_metrics = lambda *_: {}
     bar.train_progress_bar.start_t -= 10
     for trainer.global_step in range(501, 521):
-        bar.on_train_batch_end(trainer, None)
+        bar.on_train_batch_end(trainer, method)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"]) == (520, 600)
     assert shown["elapsed"] == pytest.approx(10, abs=2)  # 20 steps in 10 seconds, not 520
     assert "8%" not in str(bar.train_progress_bar)
+    assert "loss=0.25" in str(bar.train_progress_bar)
     bar.train_progress_bar.close()

@@ -1,4 +1,5 @@
-"""Formulas that pytorch-metric-learning lacks, as pure functions of tensors.
+"""Formulas that pytorch-metric-learning lacks, or has with sizes that depend on values, so that every step would wait
+for the device; as pure functions of tensors.
 
 N images of a batch, L learners, d width of one learner.
 """
@@ -91,15 +92,70 @@ def binomial_deviance(
         Scalar.
     """
     similarities = embeddings @ embeddings.mT
-    same = labels[:, None] == labels[None, :]
-    own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    positive = F.softplus(-alpha * (similarities - beta))
-    negative = F.softplus(alpha * gamma * (similarities - beta))
-    return _masked_mean(positive, same & ~own) + _masked_mean(negative, ~same)
+    positive, negative = all_pairs(labels)
+    pull = F.softplus(-alpha * (similarities - beta))
+    push = F.softplus(alpha * gamma * (similarities - beta))
+    return _masked_mean(pull, positive) + _masked_mean(push, negative)
 
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+
+
+def multi_similarity_pairs(embeddings: Tensor, labels: Tensor, epsilon: float = 0.1) -> tuple[Tensor, Tensor]:
+    """The pairs that multi-similarity mines (Wang et al. 2019, eq. 11 and 12).
+
+    A positive pair (i,j) counts if it is less similar than the most similar negative of i, plus epsilon; a negative
+    pair if it is more similar than the least similar positive of i, minus epsilon.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+
+    Returns:
+        Positive and negative pairs, `[N,N]` bool each.
+    """
+    similarities = embeddings @ embeddings.mT
+    positive, negative = all_pairs(labels)
+    nearest = similarities.masked_fill(~negative, -torch.inf).amax(1, keepdim=True)
+    farthest = similarities.masked_fill(~positive, torch.inf).amin(1, keepdim=True)
+    return positive & (similarities - epsilon < nearest), negative & (similarities + epsilon > farthest)
+
+
+def all_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """`[N]` -> which pairs of images are positive and which are negative, `[N,N]` bool each."""
+    same = labels[:, None] == labels[None, :]
+    own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return same & ~own, ~same
+
+
+def multi_similarity(
+    embeddings: Tensor, positive: Tensor, negative: Tensor, alpha: float = 2.0, beta: float = 40.0, base: float = 0.5
+) -> Tensor:
+    """Multi-similarity loss of some pairs (Wang et al. 2019, eq. 15), with cosine similarities s.
+
+    `1/N sum_i 1/alpha log(1 + sum_pos exp(-alpha (s_ij - base))) + 1/beta log(1 + sum_neg exp(beta (s_ij - base)))`
+
+    As in pytorch-metric-learning, zero where no more than one positive and one negative pair are left.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        positive, negative: `[N,N]` bool, the pairs that count.
+        base: lambda of the paper.
+
+    Returns:
+        Scalar.
+    """
+    similarities = embeddings @ embeddings.mT
+    pull = _softplus_of_sum(-alpha * (similarities - base), positive) / alpha
+    push = _softplus_of_sum(beta * (similarities - base), negative) / beta
+    enough = (positive.sum() > 1) | (negative.sum() > 1)
+    return torch.where(enough, (pull + push).mean(), 0)
+
+
+def _softplus_of_sum(exponents: Tensor, mask: Tensor) -> Tensor:
+    """`[N,M] -> [N]`, `log(1 + sum_j exp(x_ij))` over the mask."""
+    return F.pad(exponents.masked_fill(~mask, -torch.inf), (0, 1)).logsumexp(1)
 
 
 def activation_decay(outputs: Tensor, weights: Sequence[Tensor], decay: float, unit_rows: float) -> Tensor:

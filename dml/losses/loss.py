@@ -17,14 +17,15 @@ class Loss(nn.Module, Waits):
 
     Args:
         loss: from pytorch-metric-learning, or any module of the same call form.
-        miner: from pytorch-metric-learning; chooses the pairs or triplets that the loss sees. It draws from
-            torch's global generator, which is seeded by the step.
+        miner: chooses the pairs or triplets that the loss sees: from pytorch-metric-learning, or any module of the same
+            call form. It draws from torch's global generator, which is seeded by the step.
         lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
         memory_from: of a cross-batch memory: batches before it is used (GSP section 1.6.7: 1,000); until then its
             loss sees the batch alone, without the memory's miner.
 
     Raises:
-        UserError: `memory_from` without a memory, or no whole number.
+        UserError: `memory_from` without a memory, or no whole number; a miner that gives masks of pairs to a loss that
+            takes lists of them, or the other way round.
     """
 
     def __init__(
@@ -33,6 +34,11 @@ class Loss(nn.Module, Waits):
         super().__init__()
         if memory_from and not isinstance(loss, CrossBatchMemory):
             raise UserError(f"loss.memory_from={memory_from} is for a loss with a memory: choose loss=xbm.")
+        if miner is not None and getattr(miner, "masks", False) != getattr(loss, "masks", False):
+            raise UserError(
+                f"loss.miner={type(miner).__name__} chooses pairs in another form than loss.loss={type(loss).__name__} "
+                "takes: MultiSimilarity and MultiSimilarityMiner of dml.losses go together, and all others."
+            )
         self.loss = loss
         self.miner = miner
         self.lr_factor = lr_factor

@@ -1,10 +1,10 @@
-"""Miners that pytorch-metric-learning lacks, in its call form."""
+"""Miners that pytorch-metric-learning lacks, or has with sizes that depend on values."""
 
 import torch
 from torch import Tensor, nn
 
-from dml.configuration.ranges import Positive
-from dml.losses.functional import squared_distances
+from dml.configuration.ranges import Number, Positive
+from dml.losses.functional import multi_similarity_pairs, squared_distances
 
 
 class DistanceWeighted(nn.Module):
@@ -50,3 +50,18 @@ class DistanceWeighted(nn.Module):
         largest = log_weights.amax(1, keepdim=True)
         weights = (log_weights - largest.nan_to_num(neginf=0.0)).exp()
         return torch.where(near.any(1, keepdim=True), weights, (~same).to(weights))
+
+
+class MultiSimilarityMiner(nn.Module):
+    """`functional.multi_similarity_pairs`, as masks: for `dml.losses.pairwise.MultiSimilarity`."""
+
+    masks = True
+
+    def __init__(self, epsilon: Number = 0.1) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+
+    @torch.no_grad()
+    def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """`embeddings [N,d]` of unit norm, `labels [N]` -> positive and negative pairs, `[N,N]` bool each."""
+        return multi_similarity_pairs(embeddings, labels, self.epsilon)

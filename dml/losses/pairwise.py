@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from dml.configuration.ranges import Number, Positive
+from dml.configuration.ranges import Number, Positive, Sharpness
 from dml.losses import functional
 
 
@@ -39,3 +39,24 @@ class BinomialDeviance(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         return functional.binomial_deviance(embeddings, labels, self.alpha, self.beta, self.gamma)
+
+
+class MultiSimilarity(nn.Module):
+    """`functional.multi_similarity` of the pairs that its miner leaves, or of all.
+
+    pytorch-metric-learning's is the same with lists of pairs, whose lengths depend on the embeddings.
+
+    Args:
+        base: lambda of the paper.
+    """
+
+    masks = True  # what it takes from a miner
+
+    def __init__(self, alpha: Sharpness = 2.0, beta: Sharpness = 40.0, base: Number = 0.5) -> None:
+        super().__init__()
+        self.alpha, self.beta, self.base = alpha, beta, base
+
+    def forward(self, embeddings: Tensor, labels: Tensor, pairs: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """`pairs`: positive and negative ones, `[N,N]` bool each."""
+        positive, negative = functional.all_pairs(labels) if pairs is None else pairs
+        return functional.multi_similarity(embeddings, positive, negative, self.alpha, self.beta, self.base)

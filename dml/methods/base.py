@@ -166,18 +166,17 @@ class Method(TrainedModule, Waits):
         """The terms of the objective on this rank's part of a batch, `image [b,3,H,W]`, `label [b]`, `index [b]`.
 
         Raises:
-            NonFiniteLoss: one is NaN or infinite.
+            NonFiniteLoss: something failed on terms that are NaN or infinite. Without a failure `finite` knows of them.
         """
-        output = self.learners(self.normalized(batch["image"])).of_all_ranks()
-        # Miners fail on NaN in words of their own.
-        self.check_finite("embeddings", output.raw.detach().sum())
-        with torch.autocast(output.raw.device.type, enabled=False):
-            terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
-            if self.activation_decay:
-                weights = [layer.weight for layer in self.projections()]
-                terms["activation"] = functional.activation_decay(
-                    output.raw, weights, self.activation_decay, self.unit_rows
-                )
-        for name, value in terms.items():
-            self.check_finite(name, value.detach())
+        with self.finite.step(self.global_step + 1) as seen:
+            output = self.learners(self.normalized(batch["image"])).of_all_ranks()
+            seen["embeddings"] = output.raw.detach().sum()
+            with torch.autocast(output.raw.device.type, enabled=False):
+                terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
+                if self.activation_decay:
+                    weights = [layer.weight for layer in self.projections()]
+                    terms["activation"] = functional.activation_decay(
+                        output.raw, weights, self.activation_decay, self.unit_rows
+                    )
+            seen.update(terms)
         return terms

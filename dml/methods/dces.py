@@ -260,11 +260,14 @@ class DCES(Method):
 
     def _embeddings(self, step: int) -> np.ndarray:
         """What is clustered, `[N,D]` float32, the same on every rank."""
+        self.finite.check()
         if self.memory is not None:
             return self.memory
         of = None if self.space == "embedding" else self._unit_features
         table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
-        self.check_finite("embeddings", table.embeddings.sum())
+        with self.finite.step(step + 1) as seen:
+            seen["embeddings"] = table.embeddings.sum()
+        self.finite.check()
         embeddings = table.embeddings.flatten(1).numpy()
         if self.assignments_from == "running":
             self.memory = embeddings

@@ -8,16 +8,12 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
-from dml.errors import UserError
 from dml.evaluation.evaluator import Collector, score
 from dml.evaluation.metrics import evaluate
 from dml.losses import Loss
+from dml.methods.finite import FiniteTerms
 from dml.methods.output import Batch
 from dml.models.heads import LearnsLater
-
-
-class NonFiniteLoss(UserError):
-    """A term of the objective became NaN or infinite."""
 
 
 class TrainedModule(LightningModule):
@@ -25,6 +21,9 @@ class TrainedModule(LightningModule):
 
     `trainer.fit`, `trainer.validate(method, data)` and `trainer.predict(method, data)` work from Python, with a
     `DataModule`; runs of `python -m dml.run` are evaluated by callbacks.
+
+    A step reads nothing back from the device, which then never waits for it: whether its terms are finite is known to
+    the device alone until someone checks `finite`, as callbacks do before they log, evaluate or save.
     """
 
     losses: nn.ModuleList
@@ -36,7 +35,8 @@ class TrainedModule(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs them
+        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs or shows them
+        self.finite = FiniteTerms()  # of this training
         self._collected = [Collector()]  # in a list: it is no part of the network
 
     def embed(self, images: Tensor) -> Tensor:
@@ -59,8 +59,21 @@ class TrainedModule(LightningModule):
         terms = self.compute_terms(batch)
         total = torch.stack(list(terms.values())).sum()
         self.terms = {f"train/{name}": value.detach() for name, value in {**terms, "loss": total}.items()}
-        self.log("loss", total.detach(), prog_bar=True, logger=False)
         return total
+
+    def on_train_start(self) -> None:
+        self.finite = FiniteTerms()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        with self.finite.step(self.global_step + 1):  # trainer.detect_anomaly fails on NaN
+            super().backward(loss, *args, **kwargs)
+
+    def on_train_epoch_end(self) -> None:
+        """Before a trainer without our callbacks saves anything."""
+        self.finite.check()
+
+    def on_validation_start(self) -> None:
+        self.finite.check()
 
     def on_validation_epoch_start(self) -> None:
         self._collected = [Collector().to(self.device)]
@@ -88,14 +101,6 @@ class TrainedModule(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """`[B,L,d]`."""
         return self.embed(batch["image"])
-
-    def check_finite(self, term: str, value: Tensor) -> None:
-        """Raises NonFiniteLoss for a term that is NaN or infinite."""
-        if not torch.isfinite(value):
-            raise NonFiniteLoss(
-                f"The loss term '{term}' became {value.item()} at step {self.global_step + 1}: lower lr or set "
-                "trainer.gradient_clip_val."
-            )
 
     def on_after_backward(self) -> None:
         """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""

@@ -100,6 +100,11 @@ class Bar(TQDMProgressBar):
         bar.start_t = bar.last_print_t = time.time()
         bar.refresh()
 
+    def get_metrics(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
+        """Of the method itself: what a step logs for the bar, Lightning reads back at that step."""
+        assert isinstance(module, Method)
+        return {"loss": float(module.terms["train/loss"])}
+
     def on_train_epoch_start(self, *_: Any) -> None:
         """Nothing: an epoch is the whole run, or one batch again and again."""
 

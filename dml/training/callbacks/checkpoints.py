@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from dml.errors import Interrupted
-from dml.methods.module import NonFiniteLoss
+from dml.methods.finite import NonFiniteLoss
 from dml.runs.folder import RunFolder
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.steps import Timing

@@ -19,7 +19,7 @@ from dml.data.samplers import Sampler
 from dml.errors import UserError
 from dml.losses import Loss
 from dml.methods.base import Method
-from dml.methods.module import NonFiniteLoss
+from dml.methods.finite import NonFiniteLoss
 from dml.training.callbacks.course import Course
 
 BATCHES = 32  # that are looked at before the training
@@ -61,8 +61,8 @@ def _lacking(config: DictConfig, sampler: Sampler) -> str:
 
 
 class FiniteWeights(Callback):
-    """Checks the weights before a checkpoint is written: from weights that are not finite a run would only fail
-    again."""
+    """Checks the loss terms and the weights before anything is evaluated or saved: from weights that are not finite a
+    run would only fail again."""
 
     def __init__(self, course: Course) -> None:
         self.course = course
@@ -73,6 +73,8 @@ class FiniteWeights(Callback):
         step = trainer.global_step
         if not self.course.saves(step):
             return
+        assert isinstance(module, Method)
+        module.finite.check()
         for name, parameter in module.named_parameters():
             if not torch.isfinite(parameter.detach().sum()):
                 raise NonFiniteLoss(

@@ -72,7 +72,7 @@ class Timing(Callback):
 
 
 class TrainingLog(Callback):
-    """Loss terms, every so many steps."""
+    """Loss terms, every so many steps. Raises NonFiniteLoss where one became NaN or infinite since."""
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -82,6 +82,7 @@ class TrainingLog(Callback):
     ) -> None:
         if trainer.global_step % self.every == 0:
             assert isinstance(module, Method)
+            module.finite.check()
             log_metrics(trainer, {name: float(value) for name, value in module.terms.items()})
 
 
