@@ -265,7 +265,7 @@ class DCES(Method):
         of = None if self.space == "embedding" else self._unit_features
         table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
         self.check_finite("embeddings", table.embeddings.sum())
-        embeddings = table.embeddings.flatten(1).numpy()
+        embeddings = table.embeddings.flatten(1).cpu().numpy()
         if self.assignments_from == "running":
             self.memory = embeddings
         return embeddings
