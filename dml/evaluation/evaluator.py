@@ -24,9 +24,9 @@ class Embedded:
     """Test embeddings in the order of the records' rows, each row once.
 
     Attributes:
-        embeddings: `[N,L,d]` float32 on the CPU, unit norm per learner.
-        labels: `[N]` int64.
-        rows: `[N]` int64, rows of the records, ascending.
+        embeddings: `[N,L,d]` float32, unit norm per learner, on the device that made them.
+        labels: `[N]` int64, there too.
+        rows: `[N]` int64, there too: rows of the records, ascending.
     """
 
     embeddings: Tensor
@@ -35,8 +35,12 @@ class Embedded:
 
     def take(self, rows: np.ndarray) -> "Embedded":
         """Those of `rows` of the records."""
-        at = torch.searchsorted(self.rows, torch.as_tensor(np.sort(rows)))
+        at = torch.searchsorted(self.rows, torch.as_tensor(np.sort(rows), device=self.rows.device))
         return Embedded(self.embeddings[at], self.labels[at], self.rows[at])
+
+    def cpu(self) -> "Embedded":
+        """The same on the CPU, to be written or drawn; metrics are counted where the embeddings are."""
+        return Embedded(self.embeddings.cpu(), self.labels.cpu(), self.rows.cpu())
 
 
 class Collector(Collecting):
@@ -66,11 +70,14 @@ class Collector(Collecting):
 
     def embedded(self) -> Embedded:
         """What all ranks collected, in the order of rows, each row once."""
-        embeddings, labels, rows = (state.cpu() for state in self.compute())
+        embeddings, labels, rows = self.compute()
         # torchmetrics squeezes what has one element.
         labels, rows = labels.reshape(-1), rows.reshape(-1)
-        order = np.unique(rows.numpy(), return_index=True)[1]
-        return Embedded(embeddings[order], labels[order], rows[order])
+        rows, order = rows.sort(stable=True)
+        first = torch.ones_like(rows, dtype=torch.bool)
+        first[1:] = rows[1:] != rows[:-1]
+        order = order[first]
+        return Embedded(embeddings[order], labels[order], rows[first])
 
 
 def embed_batches(
@@ -208,11 +215,12 @@ def correlation(embeddings: Tensor) -> float:
     points = embeddings.flatten(1).double()
     points = F.normalize(points - points.mean(0), dim=0)
     coefficients = (points.T @ points).abs()
-    learner = torch.arange(learners).repeat_interleave(width)
+    learner = torch.arange(learners, device=points.device).repeat_interleave(width)
     return float(coefficients[learner[:, None] != learner[None, :]].mean())
 
 
 def self_cosines(embeddings: Tensor) -> Tensor:
     """Cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
-    first, second = torch.triu_indices(embeddings.shape[1], embeddings.shape[1], offset=1)
+    learners = embeddings.shape[1]
+    first, second = torch.triu_indices(learners, learners, offset=1, device=embeddings.device)
     return (embeddings[:, first] * embeddings[:, second]).sum(-1).flatten()

@@ -22,8 +22,9 @@ from dml.distributed import rank_shard, sum_of_shards
 from dml.errors import UserError
 from dml.evaluation.clustering import clustering_scores, kmeans
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
+from dml.evaluation.layout import Layout
 from dml.evaluation.metric import of_queries
-from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
+from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Ranking:
 
 def evaluate(
     embeddings: ArrayLike | Tensor,
-    labels: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor | Layout,
     *,
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
-    block: int = TILE,
+    block: int | None = None,
     shared: bool = False,
     clustering: bool = True,
     seed: int = 0,
@@ -80,7 +81,7 @@ def evaluate(
     result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
     result |= {name: float(values[found].mean()) for name, values in ranking.values.items()}
     if clustering:
-        result |= cluster(embeddings, labels, seed=seed)
+        result |= cluster(embeddings, labels.labels if isinstance(labels, Layout) else labels, seed=seed)
     return result | {"queries": float(len(found)), "queries_without_positive": float((~found).sum())}
 
 
@@ -95,22 +96,24 @@ def cluster(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed:
 @full_precision()
 def rank(
     embeddings: ArrayLike | Tensor,
-    labels: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor | Layout,
     *,
     gallery: ArrayLike | Tensor | None = None,
     gallery_labels: ArrayLike | Tensor | None = None,
-    block: int = TILE,
+    block: int | None = None,
     shared: bool = False,
 ) -> Ranking:
     """Ranks the gallery for every query, on the device of `embeddings`.
 
     Args:
         embeddings: `[Q,D]` queries, of any number type; scores are float32 (see `Space`).
-        labels: `[Q]` whole numbers.
+        labels: `[Q]` whole numbers; or the `Layout` of these and of the gallery's, which serves all embeddings of the
+            same images.
         gallery: `[M,D]`. None: the queries are the gallery, each without itself (by index).
-        gallery_labels: `[M]`, given with `gallery`.
-        block: queries at a time, rounded up to whole tiles of 128. Memory is about 4 * block * M bytes beside the
-            embeddings; no metric depends on it.
+        gallery_labels: `[M]`, given with `gallery` unless `labels` is a layout.
+        block: queries at a time, rounded up to whole tiles of 128; None: a tile on a CPU, as many as the free memory of
+            a GPU has room for. Memory is about 4 * block * M bytes beside the embeddings, for each of torch's threads
+            on a CPU; no metric depends on it.
         shared: all ranks of a distributed run call this with the same arguments: each takes its share of the queries,
             in whole tiles, and all get the ranking of all, to the last bit that of a single process.
 
@@ -118,48 +121,64 @@ def rank(
         UserError: shapes that do not fit, labels that are no whole numbers, NaN or infinity among the embeddings,
             one of `gallery` and `gallery_labels` without the other, a block below 1.
     """
-    block = as_number(block, "block")
-    if (gallery is None) != (gallery_labels is None):
-        raise UserError("gallery and gallery_labels belong together: give both or neither.")
-    queries, items = as_pair(embeddings, gallery)
-    query_labels = as_labels(labels, queries, "labels")
-    item_labels = query_labels if gallery_labels is None else as_labels(gallery_labels, items, "gallery_labels")
-    # Sorted by label, the positives of a query are a run of columns.
-    item_labels, order = item_labels.sort(stable=True)
-    start = torch.searchsorted(item_labels, query_labels)
-    length = torch.searchsorted(item_labels, query_labels, right=True) - start
-    own = torch.full_like(start, -1)
-    if gallery is None:
-        own[order] = torch.arange(len(order), device=order.device)
-    positives = length - (own >= 0).long()
-    # Queries with about the same number of positives share a block, so that little of it is padding.
-    rows = positives.argsort(stable=True)
-    rows = rows[positives[rows] > 0]
-    best = torch.zeros_like(positives)
-    values = {name: positives.new_zeros(len(queries), dtype=torch.float64) for name in of_queries()}
-    mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
-    for at, strip in strips(Space.of(queries, items[order]), mine, block):
-        nearness = _take_positives(strip, start[at], length[at], own[at])
-        best[at], ranks = _ranks(strip, nearness, positives[at])
-        for name, of_query in of_queries().items():
-            values[name][at] = of_query(ranks, positives[at])
+    block = block if block is None else as_number(block, "block")
+    queries, items, layout = _laid_out(embeddings, labels, gallery, gallery_labels)
+    best = torch.zeros_like(layout.positives)
+    values = {name: best.new_zeros(len(queries), dtype=torch.float64) for name in of_queries()}
+    mine = torch.cat([layout.rows[:0], *rank_shard(layout.rows.split(TILE))]) if shared else layout.rows
+
+    def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, dict[str, Tensor]]:
+        positives = layout.positives[at]
+        first, ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
+        return first, {name: of_query(ranks, positives) for name, of_query in of_queries().items()}
+
+    for at, (first, of_metrics) in each_strip(Space.of(queries, items[layout.order]), mine, block, of_block):
+        best[at] = first
+        for name, of_rows in of_metrics.items():
+            values[name][at] = of_rows
     if shared:
         best, values = sum_of_shards(best), {name: sum_of_shards(of_all) for name, of_all in values.items()}
     by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
-    return Ranking(best.cpu().numpy(), by_name, positives.cpu().numpy())
+    return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
 
 
-def _take_positives(strip: Tensor, start: Tensor, length: Tensor, own: Tensor) -> Tensor:
-    """Moves the scores of the queries' classes out of `strip [b,P]`, leaving -inf: `[b,L]`, own and padding -inf."""
-    place = torch.arange(int(length.max()), device=strip.device)
-    run = start[:, None] + torch.minimum(place, length[:, None] - 1)
-    nearness = strip.gather(1, run)
-    nearness.masked_fill_((place >= length[:, None]) | (run == own[:, None]), -math.inf)
-    strip.scatter_(1, run, -math.inf)
+def _laid_out(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor | Layout,
+    gallery: ArrayLike | Tensor | None,
+    gallery_labels: ArrayLike | Tensor | None,
+) -> tuple[Tensor, Tensor, Layout]:
+    """What `rank` is given, checked: queries `[Q,D]`, gallery `[M,D]`, and the layout of their labels."""
+    if isinstance(labels, Layout):
+        if labels.apart != (gallery is not None) or gallery_labels is not None:
+            raise UserError("A layout holds the gallery's labels: give a gallery where it was made with one.")
+        queries, items = as_pair(embeddings, gallery)
+        if (len(queries), len(items)) != (len(labels.own), len(labels.order)):
+            raise UserError(
+                f"The layout is of {len(labels.own)} queries and {len(labels.order)} items, not of {len(queries)} and "
+                f"{len(items)}."
+            )
+        return queries, items, labels
+    if (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels belong together: give both or neither.")
+    queries, items = as_pair(embeddings, gallery)
+    of_queries = as_labels(labels, queries, "labels")
+    of_items = None if gallery_labels is None else as_labels(gallery_labels, items, "gallery_labels")
+    return queries, items, Layout.of(of_queries, of_items)
+
+
+def _take_positives(strip: Strip, layout: Layout, at: Tensor) -> Tensor:
+    """Moves the scores of the queries' classes out of their strip: `[b,L]`, own and padding -inf."""
+    length = layout.length[at, None]
+    place = torch.arange(int(length.max()), device=at.device)
+    run = layout.start[at, None] + torch.minimum(place, length - 1)
+    nearness = strip.scores.gather(1, run)
+    nearness.masked_fill_((place >= length) | (run == layout.own[at, None]), -math.inf)
+    strip.hide(run)
     return nearness
 
 
-def _ranks(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+def _ranks(negatives: Strip, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Of a block the best ranks `[b]`, and the ranks `[b,L]` of all positives as `Metric.of_query` has them.
 
     The i-th nearest positive has rank i + the number of negatives at least as near. Metrics ask only about ranks up to
@@ -167,19 +186,19 @@ def _ranks(negatives: Tensor, nearness: Tensor, count: Tensor) -> tuple[Tensor, 
     one is, its rank takes a pass over the whole gallery.
 
     Args:
-        negatives: `[b,P]` scores, -inf where no negative is.
+        negatives: scores `[b,P]`, -inf where no negative is.
         nearness: `[b,L]` scores of the positives, -inf where none is.
         count: `[b]`, R.
     """
     deepest = int(count.max())
-    nearness = nearness.sort(1, descending=True).values[:, :deepest]
-    hardest = largest(negatives, min(deepest, negatives.shape[1]))
+    nearness = descending(nearness)[:, :deepest].contiguous()
+    hardest = negatives.largest(min(deepest, negatives.scores.shape[1]))
     ahead = torch.searchsorted(-hardest, -nearness, right=True)
     order = torch.arange(1, deepest + 1, device=ahead.device)
     ranks = order + ahead
     best = ranks[:, 0].clone()
     far = (ahead[:, 0] == hardest.shape[1]).nonzero()[:, 0]
-    best[far] = 1 + _count_at_least(negatives[far], nearness[far, :1])
+    best[far] = 1 + _count_at_least(negatives.scores[far], nearness[far, :1])
     return best, ranks
 
 

@@ -3,8 +3,6 @@
 Q queries, M gallery items, P the gallery padded, b queries of a block.
 """
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -12,12 +10,12 @@ from torch import Tensor
 
 from dml.errors import UserError
 from dml.evaluation.inputs import as_number, as_pair
-from dml.evaluation.scores import TILE, Space, full_precision, largest, strips
+from dml.evaluation.scores import Space, Strip, each_strip, full_precision
 
 
 @full_precision()
 def nearest(
-    queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None = None, *, k: int, block: int = TILE
+    queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None = None, *, k: int, block: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k nearest gallery items of each query, nearest first, of equally near ones the lower index first.
 
@@ -34,26 +32,30 @@ def nearest(
     """
     points, items = as_pair(queries, gallery)
     available = len(items) - (gallery is None)
-    block = as_number(block, "block")
+    block = block if block is None else as_number(block, "block")
     if as_number(k, "k", 0) not in range(1, available + 1):
         raise UserError(f"k={k} nearest items asked for; choose 1 to {available}, what the gallery holds.")
     space = Space.of(points, items)
-    distances, indices = [], []
-    for at, strip in strips(space, torch.arange(len(points), device=points.device), block):
+
+    def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
         if gallery is None:
-            strip.scatter_(1, at[:, None], -math.inf)
+            strip.hide(at[:, None])
         found = _first_of_equals(strip, k)
         apart = space.gallery[found, :-1] - space.queries[at, None]
-        distances.append(torch.linalg.vector_norm(apart, dim=2) * space.unit)
-        indices.append(found)
-    return torch.cat(distances).cpu().numpy(), torch.cat(indices).cpu().numpy()
+        return torch.linalg.vector_norm(apart, dim=2) * space.unit, found
+
+    rows = torch.arange(len(points), device=points.device)
+    blocks = [found for _, found in each_strip(space, rows, block, of_block)]
+    distances, indices = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+    return distances.cpu().numpy(), indices.cpu().numpy()
 
 
-def _first_of_equals(strip: Tensor, k: int) -> Tensor:
-    """Columns of the k largest scores, `[b,P]` -> `[b,k]`: topk alone takes any of several equal ones."""
-    row, column = (strip >= largest(strip, k)[:, -1:]).nonzero().unbind(1)
-    order = strip[row, column].argsort(descending=True, stable=True)
+def _first_of_equals(strip: Strip, k: int) -> Tensor:
+    """Columns of the k largest scores, `[b,k]`: topk alone takes any of several equal ones."""
+    scores = strip.scores
+    row, column = (scores >= strip.largest(k)[:, -1:]).nonzero().unbind(1)
+    order = scores[row, column].argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
-    held = row.bincount(minlength=len(strip))
+    held = row.bincount(minlength=len(scores))
     first = held.cumsum(0) - held
-    return column[order[first[:, None] + torch.arange(k, device=strip.device)]]
+    return column[order[first[:, None] + torch.arange(k, device=scores.device)]]

@@ -15,6 +15,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded, Retrieval, score
 from dml.evaluation.inputs import as_ks
+from dml.evaluation.layout import Layout
 from dml.evaluation.metric import HEADLINE, declared, of_queries
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
@@ -136,17 +137,10 @@ class Conventional:
 
     def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
         """How one embedding of these images is scored."""
+        layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
 
         def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
-            return evaluate(
-                query_points,
-                queries.labels,
-                gallery=gallery_points,
-                gallery_labels=None if gallery is None else gallery.labels,
-                ks=self.ks,
-                shared=True,
-                clustering=False,
-            )
+            return evaluate(query_points, layout, gallery=gallery_points, ks=self.ks, shared=True, clustering=False)
 
         return measure
 
@@ -189,7 +183,7 @@ class AcrossCameras(Conventional):
     def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
         assert gallery is not None
         assert split.cameras is not None
-        cameras = torch.as_tensor(split.cameras)
+        cameras = torch.as_tensor(split.cameras, device=queries.rows.device)
 
         def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
             assert gallery_points is not None

@@ -14,7 +14,7 @@ from dml.distributed import from_all_ranks, rank_shard
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.metrics import rank
-from dml.evaluation.scores import TILE, Space, full_precision, strips
+from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, largest
 
 
 @full_precision()
@@ -27,7 +27,7 @@ def across_cameras(
     gallery_labels: ArrayLike | Tensor,
     gallery_cameras: ArrayLike | Tensor,
     ks: Sequence[int] = (1, 5, 10),
-    block: int = TILE,
+    block: int | None = None,
     shared: bool = False,
 ) -> dict[str, float]:
     """CMC and mAP of the Market-1501 protocol; fractions, averaged over the queries that have a positive.
@@ -54,7 +54,7 @@ def across_cameras(
         UserError: shapes that do not fit, labels that are no whole numbers, NaN, a K below 1, or no query has a
             positive.
     """
-    ks, block = as_ks(ks), as_number(block, "block")
+    ks, block = as_ks(ks), block if block is None else as_number(block, "block")
     queries, items = as_pair(embeddings, gallery)
     of_query = torch.stack([as_labels(labels, queries, "labels"), as_labels(cameras, queries, "cameras")])
     of_item = torch.stack(
@@ -62,16 +62,23 @@ def across_cameras(
     )
     rows = torch.arange(len(queries), device=queries.device)
     mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
-    ahead_of: dict[int, np.ndarray] = {}  # of each query and each of its positives, the negatives at least as near
-    for at, strip in strips(Space.of(queries, items), mine, block):
-        strip = strip[:, : len(items)]
+
+    def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
+        """Of each query how many positives it has, `[b]`, and of these the negatives at least as near, `[b,L]`."""
+        scores = strip.scores[:, : len(items)]
         same = of_query[0, at, None] == of_item[0]
         junk = (same & (of_query[1, at, None] == of_item[1])) | (of_item[0] < 0)
         positive = same & ~junk
-        negatives = strip.masked_fill(same | junk, -torch.inf).neg_().sort(1).values  # nearest first
-        for row in range(len(at)):
-            nearness = strip[row, positive[row]].sort(descending=True).values
-            ahead_of[int(at[row])] = torch.searchsorted(negatives[row], -nearness, right=True).cpu().numpy()
+        count = positive.sum(1)
+        nearness = largest(scores.masked_fill(~positive, -torch.inf), max(1, int(count.max()))).contiguous()
+        negatives = descending(scores.masked_fill(same | junk, -torch.inf)).contiguous()
+        return count, torch.searchsorted(-negatives, -nearness, right=True)
+
+    # Of each query and each of its positives, the negatives at least as near.
+    ahead_of: dict[int, np.ndarray] = {}
+    for at, found in each_strip(Space.of(queries, items), mine, block, of_block):
+        for query, number, ahead in zip(*(of_rows.cpu().numpy() for of_rows in (at, *found)), strict=True):
+            ahead_of[int(query)] = ahead[:number]
     if shared:
         ahead_of = {query: ahead for of_rank in from_all_ranks(ahead_of) for query, ahead in of_rank.items()}
     # Rank of the i-th nearest positive: the negatives at least as near, and the positives up to it.
@@ -126,9 +133,9 @@ def one_image_gallery(
     identities = as_labels(labels, points, "labels")
     if len(identities.unique()) == len(identities):
         raise UserError(f"Each of the {len(identities)} images is alone in its identity: none is left as a query.")
-    best = []
+    best, known = [], identities.cpu().numpy()
     for draw in range(draws):
-        chosen = torch.as_tensor(_one_each(identities.cpu().numpy(), seed, draw), device=points.device)
+        chosen = torch.as_tensor(_one_each(known, seed, draw), device=points.device)
         ranking = rank(
             points[~chosen],
             identities[~chosen],

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import rank
 from dml.evaluation.neighbours import nearest
 from dml.figures.style import GREY, RIGHT, WRONG, thumbnail
@@ -43,12 +44,11 @@ def easiest_queries(
     Those of a learner have Recall@1 = 1 for it, and stand in the order of how far the best of all other learners is
     from an answer; the rank of its nearest positive is printed below.
     """
+    layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
 
     def best_rank(i: int) -> np.ndarray:
-        if gallery is None:
-            return rank(queries.embeddings[:, i], queries.labels).best_rank
-        there = {"gallery": gallery.embeddings[:, i], "gallery_labels": gallery.labels}
-        return rank(queries.embeddings[:, i], queries.labels, **there).best_rank  # type: ignore[arg-type]
+        there = None if gallery is None else gallery.embeddings[:, i]
+        return rank(queries.embeddings[:, i], layout, gallery=there).best_rank
 
     best = np.stack([best_rank(i) for i in range(queries.embeddings.shape[1])])  # [L,Q]; 0 without a positive
     lines = []
@@ -96,8 +96,8 @@ def retrieval_gallery(
     chosen_from = gallery or queries
     left_out, most = None, 0
     if cameras is not None:
-        own = cameras[queries.rows.numpy()][:, None] == cameras[chosen_from.rows.numpy()]
-        left_out = own & (queries.labels[:, None] == chosen_from.labels).numpy()  # [Q,M]
+        own = cameras[queries.rows.cpu().numpy()][:, None] == cameras[chosen_from.rows.cpu().numpy()]
+        left_out = own & (queries.labels[:, None] == chosen_from.labels).cpu().numpy()  # [Q,M]
         most = int(left_out.sum(1).max())
     k = min(k, len(chosen_from.labels) - (gallery is None) - most)
     where = None if gallery is None else gallery.embeddings.flatten(1)
@@ -105,7 +105,7 @@ def retrieval_gallery(
     if left_out is not None:  # moves behind the others
         found = np.take_along_axis(found, np.take_along_axis(left_out, found, 1).argsort(1, kind="stable"), 1)
     neighbours = torch.as_tensor(found[:, :k])
-    right = chosen_from.labels[neighbours] == queries.labels[:, None]  # [Q,k]
+    right = chosen_from.labels.cpu()[neighbours] == queries.labels.cpu()[:, None]  # [Q,k]
     rows = _half_wrong(right[:, 0], count)
     font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)
     step, gap = side + 8, 24

@@ -268,7 +268,7 @@ class DCES(Method):
         with self.finite.step(step + 1) as seen:
             seen["embeddings"] = table.embeddings.sum()
         self.finite.check()
-        embeddings = table.embeddings.flatten(1).numpy()
+        embeddings = table.embeddings.flatten(1).cpu().numpy()
         if self.assignments_from == "running":
             self.memory = embeddings
         return embeddings

@@ -9,6 +9,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
 from dml.evaluation.evaluator import Collector, score
+from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import evaluate
 from dml.losses import Loss
 from dml.methods.finite import FiniteTerms
@@ -89,11 +90,10 @@ class TrainedModule(LightningModule):
         embedded = self._collected[0].embedded()
         queries = embedded.take(data.query_rows)
         gallery = None if data.gallery_rows is None else embedded.take(data.gallery_rows)
-        labels = None if gallery is None else gallery.labels
+        layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
 
         def retrieval(of_queries: Tensor, of_gallery: Tensor | None) -> dict[str, float]:
-            there = {"gallery": of_gallery, "gallery_labels": labels}
-            return evaluate(of_queries, queries.labels, **there, shared=True, clustering=False)  # type: ignore[arg-type]
+            return evaluate(of_queries, layout, gallery=of_gallery, shared=True, clustering=False)
 
         metrics = score(queries, gallery, retrieval, groups=self.groups(), final=False)
         self.log_dict(metrics, rank_zero_only=True)

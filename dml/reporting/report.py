@@ -37,7 +37,7 @@ def write_report(
         folder: of the run.
         config: resolved, plain containers.
         metrics: what `metrics.json` will hold.
-        embedded: test embeddings of the checkpoint that is the result.
+        embedded: test embeddings of the checkpoint that is the result, on any device: neighbours are sought there.
         records, split: of the run.
         log: records of `metrics.jsonl`.
         plots: of the method.
@@ -46,7 +46,7 @@ def write_report(
         The pictures by name.
     """
     learners = embedded.embeddings.shape[1]
-    common = [*_of_scores(metrics, embedded, log), *_of_images(embedded, records, split)]
+    common = [*_of_scores(metrics, embedded.cpu(), log), *_of_images(embedded, records, split)]
     pictures = {plot.name: folder / "figures" / f"{plot.name}.png" for plot in (*common, *plots)}
     for plot in (*common, *plots):
         plot.save(pictures[plot.name])

@@ -45,11 +45,11 @@ def write_scores(folder: Path, records: Records, split: Split, protocol: Convent
     Args:
         folder: of the run.
         records, split, protocol: of the run.
-        embedded: test embeddings of the checkpoint that is the result.
+        embedded: test embeddings of the checkpoint that is the result, on any device.
     """
     ranking = protocol.ranking(split, embedded)
     if ranking is not None:
-        rows = embedded.take(split.query).rows.numpy()
+        rows = embedded.take(split.query).rows.cpu().numpy()
         names = np.array(records.class_names)[records.labels[rows]]
         paths = records.paths[rows].tolist()
         common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may lie elsewhere next time
@@ -61,6 +61,7 @@ def write_scores(folder: Path, records: Records, split: Split, protocol: Convent
             **ranking.values,
         )
     if protocol.keeps_embeddings:
+        embedded = embedded.cpu()
         queries = embedded.take(split.query)
         arrays = {"embeddings": queries.embeddings.flatten(1).numpy(), "labels": queries.labels.numpy()}
         if split.gallery is not None:

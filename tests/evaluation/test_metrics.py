@@ -12,8 +12,9 @@ import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from dml.errors import UserError
+from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import Ranking, evaluate, rank
-from dml.evaluation.scores import LANES, TILE, Space, largest, strips
+from dml.evaluation.scores import CHUNK, LANES, TILE, Space, Strip, each_strip
 
 
 def by_definition(queries, labels, gallery=None, gallery_labels=None) -> Ranking:
@@ -183,8 +184,8 @@ def test_scores_have_the_same_bits_for_every_block_and_order_of_queries():
 
     def scores(rows: torch.Tensor, block: int) -> torch.Tensor:
         result = torch.empty(len(rows), len(space.gallery))
-        for at, strip in strips(space, rows, block):
-            result[at] = strip
+        for at, of_rows in each_strip(space, rows, block, lambda _, strip: strip.scores.clone()):
+            result[at] = of_rows
         return result
 
     rows = torch.arange(len(embeddings))
@@ -193,11 +194,75 @@ def test_scores_have_the_same_bits_for_every_block_and_order_of_queries():
         assert torch.equal(scores(order, block), expected)
 
 
-def test_largest_through_lane_maxima():
-    """Few distinct values, so that lanes tie."""
-    strip = torch.randint(0, 9, (6, 40 * LANES), generator=torch.Generator().manual_seed(0)).float()
-    for k in (1, 3, 20, 21, 500):
-        assert torch.equal(largest(strip, k), strip.sort(1, descending=True).values[:, :k])
+@pytest.mark.parametrize("chunk", [4 * LANES, 17 * LANES, 40 * LANES])
+def test_the_largest_through_lane_maxima(chunk):
+    """Few distinct values, so that lanes tie; what is hidden is not among them."""
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 99, (6, 40 * LANES), generator=draw).float()
+    maxima = torch.cat([part.unflatten(1, (LANES, -1)).amax(1) for part in scores.split(chunk, 1)], 1)
+    strip = Strip(scores.clone(), maxima, chunk)
+    for hidden in (1, 15, 1, 300):
+        columns = scores.topk(hidden).indices
+        scores.scatter_(1, columns, -np.inf)
+        strip.hide(columns)
+        for k in (1, 3, 20, 21, 500):
+            assert torch.equal(strip.largest(k), scores.sort(1, descending=True).values[:, :k])
+
+
+def test_a_gallery_of_several_chunks_is_that_of_the_definition():
+    """Two queries: a loop over a gallery of more than one product's columns."""
+    gallery, labels = points(2 * CHUNK + 70, 3, seed=0), np.random.default_rng(0).integers(0, 900, 2 * CHUNK + 70)
+    queries, asked = points(2, 3, seed=1), labels[[5, -3]]
+    expected = by_definition(queries, asked, gallery, labels)
+    assert_same(rank(queries, asked, gallery=gallery, gallery_labels=labels), expected)
+
+
+@pytest.mark.parametrize("classes", [3, 100])
+def test_threads_change_nothing_and_are_given_back(classes):
+    embeddings = torch.randn(9 * TILE + 5, 7, generator=torch.Generator().manual_seed(0))
+    labels, before = torch.arange(len(embeddings)) % classes, torch.get_num_threads()
+    try:
+        rankings = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(threads == 3):
+                rankings.append(rank(embeddings.clone(), labels))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert_identical(*rankings)
+
+
+def test_a_failure_in_a_thread_is_told_and_ends_the_others():
+    embeddings, before = torch.randn(200 * TILE, 2), torch.get_num_threads()
+    visited = []
+
+    def fails(at: torch.Tensor, strip: Strip) -> None:
+        visited.append(at)
+        raise RuntimeError("broken")
+
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(RuntimeError, match="broken"):
+            each_strip(Space.of(embeddings, embeddings[:9]), torch.arange(len(embeddings)), None, fails)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert len(visited) <= 2
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_one_layout_serves_all_embeddings_of_the_images(separate):
+    labels, others = torch.arange(90) % 7, torch.arange(60) % 9 if separate else None
+    layout = Layout.of(labels, others)
+    for seed in range(3):
+        embeddings, gallery = points(90, 4, seed), points(60, 4, 10 + seed) if separate else None
+        direct = rank(embeddings, labels, gallery=gallery, gallery_labels=others)
+        assert_identical(rank(embeddings, layout, gallery=gallery), direct)
+    with pytest.raises(UserError, match="give a gallery where it was made with one"):
+        rank(points(90, 4, 0), layout, gallery=None if separate else points(60, 4, 0))
+    with pytest.raises(UserError, match="The layout is of 90 queries"):
+        rank(points(89, 4, 0), layout, gallery=points(60, 4, 0) if separate else None)
 
 
 @pytest.mark.parametrize("separate", [False, True])
@@ -315,7 +380,7 @@ def test_values_that_are_not_finite_are_named_by_row(value):
                 ((1, 2, 1), r"ks=\[1, 2, 1\] names a K twice"),
             ]
         ),
-        *((np.zeros((4, 2)), np.zeros(4, int), {"block": b}, f"block={b}") for b in (0, -1, 1.5, True, None)),
+        *((np.zeros((4, 2)), np.zeros(4, int), {"block": b}, f"block={b}") for b in (0, -1, 1.5, True)),
         *((np.zeros((4, 2)), np.zeros(4, int), {"seed": s}, f"seed={s}") for s in (-1, 0.5, 2**32)),
         (np.zeros((4, 2)), np.array(list("aabb")), {}, "labels holds <U1"),
         (np.zeros((4, 2)), np.array([0, 0, "b", None], object), {}, "labels holds object"),
@@ -353,13 +418,6 @@ def test_whole_numbers_of_any_width_are_labels_and_embeddings(kind):
 def test_floats_of_any_width_are_embeddings(kind):
     embeddings, labels = small_integers(40, 3, seed=0), np.arange(40) // 4
     assert evaluate(embeddings.astype(kind), labels) == evaluate(embeddings, labels)
-
-
-@pytest.mark.gpu
-def test_gpu_gives_the_same_figures():
-    embeddings = torch.as_tensor(small_integers(512, 5, seed=0))
-    labels = torch.arange(512) // 4
-    assert_identical(rank(embeddings.cuda(), labels), rank(embeddings, labels))
 
 
 @pytest.mark.slow
