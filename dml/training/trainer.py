@@ -42,11 +42,11 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
             max_epochs=-1,
             use_distributed_sampler=False,
             enable_checkpointing=False,
-            limit_val_batches=0,  # callbacks evaluate
             enable_model_summary=False,
         )
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
+    trainer.limit_val_batches = 0  # callbacks evaluate; overfit_batches would set it
     if trainer.world_size > 1 and _learns_statistics(method):
         on_cpu = trainer.strategy.root_device.type == "cpu"
         if on_cpu or not config.trainer.sync_batchnorm:
