@@ -133,7 +133,7 @@ def check_plain(container: Mapping[str, Any]) -> None:
             _check_trainer(value)
         elif name != "paths":
             if name == "dataset":
-                _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk"])
+                _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk", "memory", "device"])
                 value = {option: given for option, given in value.items() if option != "cache"}
             if name == "protocol":  # trainings that are left open are all of them
                 numbers = {axis.name for axis in axes_of(value)}

@@ -2,6 +2,10 @@
 
 LMDB, HDF5, WebDataset and FFCV were passed over: pixels of known shape need neither a database nor a format, and a
 file that is mapped costs a worker no copy. Pillow does the work, so that a cached image has the same bits.
+
+`dataset.cache=memory` is the same file, read once at the start: the system's page cache keeps it in memory that all
+processes share. A segment of shared memory beside it was passed over: it would be a second copy of those pages, which
+a killed run leaves behind.
 """
 
 import fcntl
@@ -27,6 +31,7 @@ from dml.errors import UserError
 
 PLACE = np.dtype([("at", "<i8"), ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])
 CHUNK = 256  # images between two entries in the journal
+READ = 2**24  # bytes
 
 
 class Damaged(Exception):
@@ -62,6 +67,15 @@ class ImageCache:
         if _sound(written, len(rows), len(self._pixels)) < len(rows):
             raise Damaged("the pixels are not where they should be")
         self._place = dict(zip(rows.tolist(), places, strict=True))
+
+    def size(self, rows: np.ndarray) -> int:
+        """Bytes of the pictures of some rows."""
+        return sum(3 * int(self._place[row]["height"]) * int(self._place[row]["width"]) for row in rows.tolist())
+
+    def read(self) -> None:
+        """Reads the whole file, so that the system keeps it in memory, once for all processes that map it."""
+        for start in range(0, len(self._pixels), READ):
+            self._pixels[start : start + READ].max()
 
     def __contains__(self, row: int) -> bool:
         return row in self._place

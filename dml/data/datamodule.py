@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml.data.cache import ImageCache
 from dml.data.fingerprint import difference, fingerprint
+from dml.data.on_device import OnDevice, check_fit, on_device
 from dml.data.records import Records
 from dml.data.samplers import Place, Sampler
-from dml.data.transforms import Transform
+from dml.data.transforms import Transform, scaled
 from dml.errors import UserError
 from dml.process import held, leave_to_the_parent
 
@@ -28,59 +28,86 @@ Item = dict[str, Tensor | int]
 MOST_WORKERS = 16  # more wait for one another, and for the disk
 
 
-class _TrainSet(Dataset[Item]):
-    """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
+class _Images(Dataset[Item]):
+    """Items are made in workers, of uint8 pixels or of the numbers of views; batches are finished by the process that
+    trains, on its device.
+
+    Args:
+        held: the pictures of all rows that are asked for; None: they are opened, or taken from the cache.
+    """
 
     def __init__(
         self,
         records: Records,
-        rows: np.ndarray,
-        labels: np.ndarray,
         transform: Transform,
         cache: ImageCache | None,
-        seed: int,
+        device: torch.device,
+        held: OnDevice | None,
     ) -> None:
-        self.records, self.rows, self.labels, self.seed = records, rows, labels, seed
-        self.transform, self.cache = transform, cache
+        self.records, self.transform, self.cache = records, transform, cache
+        self.device, self.held = device, held
+
+    def item(self, row: int, label: int) -> Item:
+        if self.held is not None:
+            return {"view": self.held.numbers(row, self.transform.moves), "label": label, "index": row}
+        if self.cache is not None and row in self.cache:
+            picture = self.cache.image(row)
+        else:
+            picture = self.transform.prepared(self.records.image(row))
+        return {"image": self.transform.pixels(picture), "label": label, "index": row}
+
+    def finish(self, batch: Any) -> Any:
+        """Pixels or views become `image [B,3,H,W]` float32 on the device, which is not waited for."""
+        if self.held is not None:
+            images = self.held.images(batch.pop("view"))
+        else:
+            images = batch["image"].to(self.device, non_blocking=True)
+        return {"image": scaled(images), "label": batch["label"], "index": batch["index"]}
+
+
+class _TrainSet(_Images):
+    """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
+
+    def __init__(self, rows: np.ndarray, labels: np.ndarray, seed: int, *of: Any) -> None:
+        super().__init__(*of)
+        self.rows, self.labels, self.seed = rows, labels, seed
 
     def __getitem__(self, at: Place) -> Item:
         position, step, place = at
-        row = int(self.rows[position])
-        picture = _prepared(self.records, row, self.transform, self.cache)
         entropy = np.random.SeedSequence([self.seed, step, place]).generate_state(1, np.uint64)[0]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: it would reseed the GPU too, which fork_rng(devices=[]) does not put back.
             torch.default_generator.manual_seed(int(entropy >> 1))
-            return {"image": self.transform.then(picture), "label": int(self.labels[position]), "index": row}
+            return self.item(int(self.rows[position]), int(self.labels[position]))
 
 
-class _EvalSet(Dataset[Item]):
+class _EvalSet(_Images):
     """Items by place in `rows`."""
 
-    def __init__(self, records: Records, rows: np.ndarray, transform: Transform, cache: ImageCache | None) -> None:
-        self.records, self.rows, self.transform, self.cache = records, rows, transform, cache
+    def __init__(self, rows: np.ndarray, *of: Any) -> None:
+        super().__init__(*of)
+        self.rows = rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, at: int) -> Item:
         row = int(self.rows[at])
-        image = self.transform.then(_prepared(self.records, row, self.transform, self.cache))
-        return {"image": image, "label": int(self.records.labels[row]), "index": row}
-
-
-def _prepared(records: Records, row: int, transform: Transform, cache: ImageCache | None) -> Image.Image:
-    if cache is not None and row in cache:
-        return cache.image(row)
-    return transform.prepared(records.image(row))
+        return self.item(row, int(self.records.labels[row]))
 
 
 class _Loader(DataLoader[Item]):
-    """Its workers leave the signals of a scheduler to the main process, from their first moment on."""
+    """Its workers leave the signals of a scheduler to the main process, from their first moment on.
+
+    They hand on uint8 pixels, or views: the main process makes images of them, on its device.
+    """
+
+    dataset: _Images
 
     def __iter__(self) -> Any:
         with held():
-            return super().__iter__()
+            batches = super().__iter__()
+        return map(self.dataset.finish, batches)
 
 
 class _Stream(_Loader):
@@ -130,6 +157,8 @@ class DataModule(LightningDataModule):
             cores, 16 at most.
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
+        on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
+            all pictures, or those to train on where no more fit.
 
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
@@ -150,17 +179,19 @@ class DataModule(LightningDataModule):
         eval_batch_size: int,
         train_cache: ImageCache | None = None,
         test_cache: ImageCache | None = None,
+        on_device: bool = False,
     ) -> None:
         super().__init__()
         assert len(sampler.labels) == len(train_rows)
-        self.records, self.sampler, self.test_transform = records, sampler, test_transform
+        self.records, self.sampler = records, sampler
+        self.train_transform, self.test_transform, self._seed = train_transform, test_transform, seed
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
-        self.test_cache = test_cache
-        classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
+        self.train_cache, self.test_cache, self._on_device = train_cache, test_cache, on_device
+        self._held: tuple[OnDevice | None, OnDevice | None] | None = None
+        classes, self._labels = np.unique(records.labels[train_rows], return_inverse=True)
         self.train_classes = len(classes)
         self._fingerprint = fingerprint(records)
-        self._train_set = _TrainSet(records, train_rows, labels, train_transform, train_cache, seed)
 
     @property
     def eval_rows(self) -> np.ndarray:
@@ -209,16 +240,34 @@ class DataModule(LightningDataModule):
         """
         self.sampler.rank, self.sampler.world_size = self._ranks()
         repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
+        of = (self.records, self.train_transform, self.train_cache, self.device, self._on_the_device()[0])
         return _Stream(
-            self._train_set,
+            _TrainSet(self.train_rows, self._labels, self._seed, *of),
             self.sampler,
             start=self.trainer.global_step if self.trainer and not repeats else 0,
             steps=self.trainer.max_steps if self.trainer else 0,
-            num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            worker_init_fn=leave_to_the_parent,
-            pin_memory=torch.cuda.is_available(),
+            **self._carried_out(self.num_workers),
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Of the training; without a trainer, the CPU."""
+        return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+
+    def check_room(self, device: torch.device) -> None:
+        """Raises UserError where images are to be on a device and those of training do not fit."""
+        if self._on_device:
+            assert self.train_cache is not None
+            check_fit(self.train_cache, self.train_rows, device)
+
+    def _on_the_device(self) -> tuple[OnDevice | None, OnDevice | None]:
+        """Images of training and of evaluation, copied at the first call; None where they are read instead."""
+        if self._held is None and self._on_device:
+            assert self.train_cache is not None
+            assert self.test_cache is not None
+            self._held = on_device(self.train_cache, self.test_cache, self.train_rows, len(self.records), self.device)
+        return self._held or (None, None)
 
     def test_images(self, rows: np.ndarray) -> Tensor:
         """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
@@ -243,13 +292,15 @@ class DataModule(LightningDataModule):
         return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
 
     def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:
-        return _Loader(
-            _EvalSet(self.records, np.asarray(rows), self.test_transform, self.test_cache),
-            **batches,
-            num_workers=self.num_workers,
-            worker_init_fn=leave_to_the_parent,
-            pin_memory=torch.cuda.is_available(),
-        )
+        held = self._on_the_device()[1]
+        of = (self.records, self.test_transform, self.test_cache, self.device, held)
+        # What is on the device takes less time than to start workers.
+        carried_out = self._carried_out(0 if held is not None else self.num_workers)
+        return _Loader(_EvalSet(np.asarray(rows), *of), **batches, **carried_out)
+
+    def _carried_out(self, workers: int) -> dict[str, Any]:
+        pinned = self.device.type == "cuda"
+        return {"num_workers": workers, "worker_init_fn": leave_to_the_parent, "pin_memory": pinned}
 
     def _ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from dml.configuration.ranges import Pixels
 from dml.errors import UserError
@@ -23,19 +24,28 @@ class Transform:
 
     Attributes:
         first: picture -> picture, of which a cache may keep the result (see `dml.data.cache`); None: nothing.
-        then: picture -> `[3,S,S]`.
+        moves: torchvision's transforms of what `first` gives, in their order; `dml.data.views` reads them too.
     """
 
-    def __init__(self, first: Any, *then: Any) -> None:
-        self.first = first
-        self.then = v2.Compose([*then, v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
+    def __init__(self, first: Any, *moves: Any) -> None:
+        self.first, self.moves = first, moves
+        self._then = v2.Compose([*moves, v2.ToImage(), v2.ToPureTensor()])
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return self.then(self.prepared(image))
+        return scaled(self.pixels(self.prepared(image)))
 
     def prepared(self, image: Image.Image) -> Image.Image:
         """The picture after `first`."""
         return image if self.first is None else self.first(image)
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """The rest: a picture, prepared -> `[3,S,S]` uint8, a quarter of what workers would hand on as floats."""
+        return self._then(picture)
+
+
+def scaled(pixels: Tensor) -> Tensor:
+    """uint8 `[...]` -> float32 in [0,1], the same bits on every device."""
+    return F.to_dtype(pixels, torch.float32, scale=True)
 
 
 class PadSquare:

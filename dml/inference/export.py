@@ -174,8 +174,8 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
 
 def described(transform: Transform) -> list[str]:
     """What a picture goes through before it is an input, step by step."""
-    steps = [*([] if transform.first is None else [transform.first]), *transform.then.transforms]
-    return [" ".join(repr(step).split()) for step in steps]
+    steps = [*([] if transform.first is None else [transform.first]), *transform.moves]
+    return [*(" ".join(repr(step).split()) for step in steps), "RGB levels 0..255 times 1/255, as float32 [3,S,S]"]
 
 
 def export(

@@ -14,7 +14,9 @@ from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
+from dml.data.room import check_room
 from dml.data.transforms import Transform
+from dml.data.views import check_views
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
@@ -90,6 +92,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         eval_batch_size=eval_batch_size,
         train_cache=train_cache,
         test_cache=test_cache,
+        on_device=config.dataset.cache == "device",
     )
 
 
@@ -99,11 +102,21 @@ def _caches(
     """For training and evaluation; one for both where they begin alike."""
     if config.dataset.cache == "none":
         return None, None
-    settings = OmegaConf.to_yaml(config.dataset, resolve=True)
-    whole = build_cache(records, np.arange(len(records)), test, settings, config.paths.cache_dir)
-    if repr(train.first) == repr(test.first):
-        return whole, whole
-    return build_cache(records, records.train_rows, train, settings, config.paths.cache_dir), whole
+    if config.dataset.cache == "device":
+        check_views([*train.moves, *test.moves])
+    said = {name: value for name, value in config.dataset.items() if name != "cache"}
+    settings = OmegaConf.to_yaml(OmegaConf.create(said))
+    everything = np.arange(len(records))
+    whole = build_cache(records, everything, test, settings, config.paths.cache_dir)
+    own = whole
+    if repr(train.first) != repr(test.first):
+        own = build_cache(records, records.train_rows, train, settings, config.paths.cache_dir)
+    if config.dataset.cache == "memory":
+        needed = whole.size(everything) + (own.size(records.train_rows) if own is not whole else 0)
+        check_room(f"the images of {records.name}", needed, torch.device("cpu"), "memory", "disk")
+        for one in {whole, own}:
+            one.read()
+    return own, whole
 
 
 def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:

@@ -88,7 +88,9 @@ def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Traine
     """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
     parts = build(config)
     check_batches(config, parts.method, parts.data)
-    return parts, trainer_of(config, parts.method, callbacks_of(config, folder, parts))
+    trainer = trainer_of(config, parts.method, callbacks_of(config, folder, parts))
+    parts.data.check_room(trainer.strategy.root_device)
+    return parts, trainer
 
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:

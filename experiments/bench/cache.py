@@ -30,7 +30,7 @@ from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.images import quiet
 from dml.data.records import Records
-from dml.data.transforms import shorter_crop
+from dml.data.transforms import scaled, shorter_crop
 
 SIZE, SIDES = 224, (256, 224)
 
@@ -66,8 +66,8 @@ def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callab
     return {
         "Pillow": lambda i: transform(records.open_image(int(rows[i]))),
         "torchvision": lambda i: tensors(decode_jpeg(read_file(str(records.paths[rows[i]])), ImageReadMode.RGB)),
-        "cache": lambda i: transform.then(cache.image(int(rows[i]))),
-        "tensors only": lambda i: transform.then(picture),
+        "cache": lambda i: scaled(transform.pixels(cache.image(int(rows[i])))),
+        "tensors only": lambda i: scaled(transform.pixels(picture)),
     }
 
 

@@ -72,7 +72,7 @@ class Passes:
         self.method.sampler.regroup(self.method.clusters)
         # Workers stay, as in a run: their start is paid once.
         self.stream = iter(parts.data.train_dataloader())
-        self.augmented = self._loader(parts.data._train_set.transform, parts.data.sampler.batch_size)
+        self.augmented = self._loader(parts.data.train_transform, parts.data.sampler.batch_size)
         self.plain = self._loader(parts.data.test_transform, parts.data.sampler.batch_size)
 
     def _loader(self, transform: Transform, batch_size: int) -> DataLoader[torch.Tensor]:

@@ -49,7 +49,7 @@ def records(tmp_path: Path) -> Records:
 
 def seeded(transform: T.Transform, picture: Image.Image) -> torch.Tensor:
     torch.manual_seed(0)
-    return transform.then(picture)
+    return transform.pixels(picture)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -281,15 +281,17 @@ def test_a_run_sees_the_same_batches(
     options = ["dataset=folder", f"dataset.root={tmp_path / 'data'}", "backbone=small", "method=baseline"]
     options += [f"transform={transform}", "image_size=32", "sampler.batch_size=8", f"trainer.num_workers={workers}"]
     batches = []
-    for cache in ("none", "disk"):
+    for cache in ("none", "disk", "memory", "device"):
         data = build_run(configure(*options, f"dataset.cache={cache}")).data
         train = iter(data.train_dataloader())
         batches.append([next(train), *data.eval_dataloader(data.eval_rows)])
         del train
-    for plain, cached in zip(*batches, strict=True):
-        assert all(torch.equal(plain[name], cached[name]) for name in ("image", "label", "index"))
+    for plain, *cached in zip(*batches, strict=True):
+        for other in cached:
+            assert all(torch.equal(plain[name], other[name]) for name in ("image", "label", "index"))
+    assert len(list((tmp_path / "cache").glob("images-*"))) == 1 + (transform == "multires_crop")  # of all words
 
 
 def test_an_unknown_kind(configure: Callable[..., DictConfig]) -> None:
-    with pytest.raises(UserError, match=r"dataset\.cache=ram has to be 'none' or 'disk'"):
+    with pytest.raises(UserError, match=r"dataset\.cache=ram has to be 'none', 'disk', 'memory' or 'device'"):
         build_run(configure("dataset.classes=24", "dataset.images_per_class=4", "dataset.cache=ram"))

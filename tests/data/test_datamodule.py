@@ -24,7 +24,7 @@ TRAIN_ROWS = RECORDS.train_rows[5:]  # classes 1..4: training labels must still 
 
 def giving(result: Callable[[Image.Image], torch.Tensor]) -> Transform:
     transform = Transform(None)
-    transform.then = result
+    transform.pixels = result
     return transform
 
 
@@ -50,7 +50,9 @@ def module(
 
 
 def attach(data: DataModule, rank: int = 0, world_size: int = 1, step: int = 0) -> DataModule:
-    data.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, global_step=step, max_steps=100)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    ranks = {"global_rank": rank, "world_size": world_size}
+    data.trainer = SimpleNamespace(**ranks, strategy=strategy, global_step=step, max_steps=100)
     return data
 
 
@@ -128,7 +130,7 @@ def test_augmentation_differs_between_steps_and_places_and_leaves_the_generator_
 
 
 def test_a_worker_uses_one_thread() -> None:
-    threads = giving(lambda image: torch.tensor(torch.get_num_threads()))
+    threads = giving(lambda image: torch.tensor(float(torch.get_num_threads())))
     batch = next(iter(module(1, test_transform=threads).eval_dataloader(np.arange(25, 32))))
     assert set(batch["image"].tolist()) == {1}
 

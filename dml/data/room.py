@@ -1,0 +1,63 @@
+"""How much memory is free for images, and one sentence where it is not enough."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from dml.errors import UserError
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+# Limit, use, and the parts of the use that the system takes back at need: of version 2, and of 1.
+KINDS = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+
+
+def check_room(images: str, needed: int, device: torch.device, word: str, remedy: str) -> None:
+    """Raises UserError unless so many bytes of images fit into the memory of a device.
+
+    Args:
+        images: which, for the sentence.
+        word: of `dataset.cache`.
+        remedy: other words of it.
+    """
+    free = free_memory(device)
+    if needed > free:
+        where = "of memory" if device.type == "cpu" else f"on {device}"
+        raise UserError(
+            f"dataset.cache={word} needs {_size(needed)} for {images}, and {_size(free)} {where} are free: set "
+            f"dataset.cache={remedy}, or a smaller image_size."
+        )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a GPU, or for this process where a control group (of a scheduler, of a container) or the
+    machine limits it; pages that only hold files count as free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return max(0, min([available, *_of_groups()]))
+
+
+def _of_groups() -> Iterator[int]:
+    """What is left below each limit that this process is under."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        limit, used, kept = KINDS[controllers == "memory"]
+        root = CGROUPS / controllers
+        for folder in (root / path.lstrip("/"), *(root / path.lstrip("/")).parents):
+            if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
+                counted = dict(one.split() for one in (folder / "memory.stat").read_text().splitlines())
+                yield int(most) - int((folder / used).read_text()) + sum(int(counted.get(name, 0)) for name in kept)
+            if folder == root:
+                break
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.3f} MB"

@@ -1,0 +1,105 @@
+"""Views on batches: the draws of torchvision and the bits of Pillow, for every transform."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dml.data import resampling
+from dml.data import transforms as T
+from dml.data.resampling import views
+from dml.data.transforms import Transform
+from dml.data.views import View, check_views, drawn
+from dml.errors import UserError
+
+SIZE = 32
+TRANSFORMS: dict[str, Callable[[], Transform]] = {
+    "shorter_crop": lambda: T.shorter_crop(SIZE, (256, 224)),
+    "pad_crop": lambda: T.pad_crop(SIZE, (256, 224)),
+    "resized_crop": lambda: T.resized_crop(SIZE, (256, 227)),
+    "resized_crop, enlarged": lambda: T.resized_crop(SIZE, (32, 32)),
+    "resized_crop, diminished": lambda: T.resized_crop(SIZE, (256, 32)),
+    "multires_crop": lambda: T.multires_crop(SIZE),
+    "stretch": lambda: T.stretch(SIZE),
+    "centre_crop": lambda: T.centre_crop(SIZE, (256, 224)),
+    "pad_centre_crop": lambda: T.pad_centre_crop(SIZE, (256, 224)),
+}
+
+
+def pictures(count: int) -> list[Image.Image]:
+    """Noise of all shapes, also narrow ones, and smaller than the crop: nowhere is a wrong pixel like a right one."""
+    rng = np.random.default_rng(0)
+    shapes = [(40, 40), (33, 90), (120, 37), (20, 25), (301, 17), (9, 70), (64, 32)]
+    return [Image.fromarray(rng.integers(0, 256, (*shapes[i % 7], 3), np.uint8)) for i in range(count)]
+
+
+def batch(transform: Transform, images: list[Image.Image]) -> tuple[Tensor, Tensor]:
+    """Pixels and numbers, as `views` takes them, each image with a seed of its own."""
+    pixels, numbers, start = [], [], 0
+    for seed, image in enumerate(images):
+        torch.manual_seed(seed)
+        view = drawn(transform.moves, image.height, image.width)
+        numbers.append([*view, start, image.width])
+        pixels.append(torch.tensor(np.asarray(image)).reshape(-1, 3))
+        start += len(pixels[-1])
+    return torch.cat(pixels), torch.tensor(numbers)
+
+
+def one_by_one(transform: Transform, images: list[Image.Image]) -> Tensor:
+    out = []
+    for seed, image in enumerate(images):
+        torch.manual_seed(seed)
+        out.append(transform.pixels(image))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_batch_has_the_bits_of_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = TRANSFORMS[name]()
+    images = [transform.prepared(image) for image in pictures(60)]
+    expected, found = one_by_one(transform, images), views(*batch(transform, images))
+    assert found.shape == (60, 3, SIZE, SIZE)
+    assert torch.equal(found, expected)
+    monkeypatch.setattr(resampling, "MOST", 7 * SIZE * SIZE)  # some images at a time
+    assert torch.equal(views(*batch(transform, images)), expected)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_views_take_from_the_generator_what_torchvision_takes(name: str) -> None:
+    transform = TRANSFORMS[name]()
+    for image in map(transform.prepared, pictures(14)):
+        torch.manual_seed(1)
+        transform.pixels(image)
+        after = torch.get_rng_state()
+        torch.manual_seed(1)
+        drawn(transform.moves, image.height, image.width)
+        assert torch.equal(after, torch.get_rng_state())
+
+
+def test_a_picture_as_it_is() -> None:
+    (image,) = pictures(1)
+    pixels = torch.tensor(np.asarray(image)).reshape(-1, 3)
+    numbers = torch.tensor([[*View.whole(image.height, image.width), 0, image.width]])
+    assert torch.equal(views(pixels, numbers)[0], torch.tensor(np.asarray(image)).permute(2, 0, 1))
+
+
+def test_any_resize_has_the_bits_of_pillow() -> None:
+    """Which of the two passes comes first goes by the four sides, and by the version of Pillow."""
+    rng = np.random.default_rng(3)
+    for height, width, rows, columns in rng.integers(4, 60, (150, 4)).tolist():
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        view = View.whole(height, width)._replace(rows=rows, columns=columns, high=rows, wide=columns)
+        pixels = torch.tensor(np.asarray(image)).reshape(-1, 3)
+        found = views(pixels, torch.tensor([[*view, 0, width]]))[0].permute(1, 2, 0)
+        expected = np.asarray(image.resize((columns, rows), Image.Resampling.BILINEAR))
+        np.testing.assert_array_equal(found, expected, err_msg=str((height, width, rows, columns)))
+
+
+def test_what_is_no_view_is_told() -> None:
+    with pytest.raises(
+        UserError, match=r"dataset\.cache=device cannot do Pad of the transform .*dataset\.cache=disk or"
+    ):
+        check_views(T.jitter(SIZE).moves)
