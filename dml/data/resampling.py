@@ -136,7 +136,7 @@ class _Work(NamedTuple):
 def _taps(source: Tensor, target: Tensor) -> int:
     if bool((source == target).all()):
         return 1
-    return 2 * int((source / target).clamp(min=1).max().ceil()) + 1
+    return int((2 * (source.double() / target.double()).clamp(min=1)).max().ceil())
 
 
 def _windows(pixels: Tensor, asked: _Asked) -> Tensor:
@@ -204,9 +204,9 @@ def _summed(of: Callable[[int], Tensor], weights: Tensor) -> Tensor:
     taps = weights.shape[-2]
     if taps == 1:
         return of(0)
-    total = torch.full((), 2 ** (BITS - 1), dtype=torch.int32, device=weights.device)
-    for tap in range(taps):
-        total = total + of(tap) * weights[..., tap, :]
+    total = of(0) * weights[..., 0, :] + 2 ** (BITS - 1)
+    for tap in range(1, taps):
+        total += of(tap) * weights[..., tap, :]
     return (total >> BITS).to(torch.uint8)
 
 

@@ -35,12 +35,12 @@ from dml.data.transforms import scaled, shorter_crop
 SIZE, SIDES = 224, (256, 224)
 
 
-def drawn(root: Path, count: int, side: int) -> Path:
+def drawn(root: Path, count: int, side: int, classes: int = 2) -> Path:
     """JPEGs of a gradient with some noise, which compress about as photographs do."""
     rng, (h, w) = np.random.default_rng(0), (side * 3 // 4, side)
     ramp = np.linspace(0, 255, w)[None, :, None] * np.linspace(0.3, 1, h)[:, None, None]
     for i in range(count):
-        path = root / f"class {i % 2}" / f"{i}.jpg"
+        path = root / f"class {i % classes}" / f"{i}.jpg"
         path.parent.mkdir(exist_ok=True)
         noise = rng.normal(0, 12, (h // 4, w // 4, 3)).repeat(4, 0).repeat(4, 1)
         pixels = np.clip(ramp[: noise.shape[0], : noise.shape[1]] + noise, 0, 255).astype(np.uint8)

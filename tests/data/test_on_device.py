@@ -190,7 +190,7 @@ def test_two_processes_have_the_batches_of_one(
     on_ranks: Callable[..., list[Any]], tmp_path: Path, photographs_options: list[str]
 ) -> None:
     options = [*photographs_options, f"paths.cache_dir={tmp_path / 'cache'}"]
-    halves = on_ranks(2, _on_rank, [*options, "dataset.cache=device", "trainer.num_workers=1"])
+    halves = on_ranks(2, _on_rank, [*options, "dataset.cache=device"])
     alone = images(attached(build(composed(*options, "dataset.cache=none")).data), 4)
     assert torch.equal(torch.cat(halves, 1), alone)
 

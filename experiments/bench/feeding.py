@@ -1,0 +1,135 @@
+"""Images per second that a loader gives for each word of dataset.cache, and the share of a training step that waits.
+
+    python experiments/bench/feeding.py                   # drawn JPEGs of 500 x 375, on the CPU
+    python experiments/bench/feeding.py --device cuda --batch 128 --workers 16
+
+The loader alone: random resized crops with flips (transform=resized_crop) at 128 and at 224 pixels, float images on the
+device. A step: a baseline with MobileNetV2 at 96 pixels; what it waits for is the time in which the loop asks for its
+next batch (with dataset.cache=device the batch is cut meanwhile, by the process that trains). Words take turns, and
+ratios to `none` are medians over the rounds.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from cache import drawn
+
+from dml.configuration.composition import composed
+from dml.training.build import Parts, build
+
+WORDS = ("none", "disk", "memory", "device")
+SIZES = (128, 224)
+
+
+def parts_of(root: Path, word: str, size: int, options: argparse.Namespace) -> Parts:
+    places = [f"dataset.root={root / 'data'}", f"paths.cache_dir={root / 'cache'}", f"paths.output_dir={root / 'run'}"]
+    parts = build(
+        composed(
+            *("dataset=folder", "dataset.train_fraction=0.5", "method=baseline", "backbone=mobilenet_v2", *places),
+            *("backbone.weights=none", "head.dim=128", "transform=resized_crop", f"image_size={size}"),
+            *(f"sampler.batch_size={options.batch}", f"dataset.cache={word}", f"trainer.num_workers={options.workers}"),
+        )
+    )
+    ranks = {"global_rank": 0, "world_size": 1, "num_devices": 1}
+    strategy = SimpleNamespace(root_device=options.device)
+    trainer: Any = SimpleNamespace(**ranks, strategy=strategy, global_step=0, max_steps=10**6)
+    parts.data.trainer = trainer
+    return parts
+
+
+def waited(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class Loading:
+    """A loader alone."""
+
+    def __init__(self, parts: Parts, device: torch.device) -> None:
+        self.batches, self.device = iter(parts.data.train_dataloader()), device
+        next(self.batches)
+
+    def __call__(self, batches: int) -> float:
+        """Images a second."""
+        started = waited(self.device)
+        images = sum(len(next(self.batches)["image"]) for _ in range(batches))
+        return images / (waited(self.device) - started)
+
+
+class Training:
+    """Steps."""
+
+    def __init__(self, parts: Parts, device: torch.device) -> None:
+        self.batches, self.device = iter(parts.data.train_dataloader()), device
+        self.method = parts.method.to(device).train()
+        self.optimizer = torch.optim.AdamW(self.method.parameters(), lr=1e-4)
+        self(1)
+
+    def __call__(self, batches: int) -> tuple[float, float]:
+        """Images a second, and the share of the time that was spent waiting."""
+        waiting, images = 0.0, 0
+        started = waited(self.device)
+        for _ in range(batches):
+            asked = waited(self.device)
+            batch = next(self.batches)
+            waiting += waited(self.device) - asked
+            batch = {name: value.to(self.device) for name, value in batch.items()}
+            self.optimizer.zero_grad()
+            torch.stack(list(self.method.compute_terms(batch).values())).sum().backward()
+            self.optimizer.step()
+            images += len(batch["image"])
+        taken = waited(self.device) - started
+        return images / taken, waiting / taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--side", type=int, default=500, help="longer side of the JPEGs")
+    parser.add_argument("--batches", type=int, default=8, help="a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        (root / "data").mkdir()
+        drawn(root / "data", options.images, options.side, classes=64)
+        found: dict[str, dict[str, list[float]]] = {word: {} for word in WORDS}
+        for size in SIZES:
+            loading = {word: Loading(parts_of(root, word, size, options), options.device) for word in WORDS}
+            for _ in range(options.rounds):
+                for word, load in loading.items():
+                    found[word].setdefault(f"{size}", []).append(load(options.batches))
+            del loading
+        training = {word: Training(parts_of(root, word, 96, options), options.device) for word in WORDS}
+        for _ in range(options.rounds):
+            for word, train in training.items():
+                speed, share = train(options.batches)
+                found[word].setdefault("step", []).append(speed)
+                found[word].setdefault("waits", []).append(share)
+        del training
+    table(found)
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> None:
+    print("\nimages a second, and over none's in the same round")
+    print(f"{'cache':8}" + "".join(f"{f'loader at {size}':>24}" for size in SIZES) + f"{'training at 96':>24}  waits")
+    for word, columns in found.items():
+        line = f"{word:8}"
+        for column in (*map(str, SIZES), "step"):
+            pairs = zip(columns[column], found["none"][column], strict=True)
+            line += f"{statistics.median(columns[column]):15.0f}{statistics.median(a / b for a, b in pairs):9.2f}"
+        print(f"{line}{100 * statistics.median(columns['waits']):6.0f} %")
+
+
+if __name__ == "__main__":
+    main()
