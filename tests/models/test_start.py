@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from dml.configuration.composition import composed
 from dml.configuration.components import instantiate
+from dml.configuration.composition import composed
 from dml.methods.base import Method
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.backbones.start import enlarge_input
