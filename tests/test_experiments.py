@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.composition import composed
 from dml.errors import UserError
 from dml.experiment import main
-from dml.papers.catalogue import FOLDER, Compared, Experiment, Measurement, find, names, read_experiment
+from dml.papers.catalogue import FOLDER, find, names, read_experiment
+from dml.papers.experiment import Compared, Experiment, Measurement
 from dml.papers.page import comparison, markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows

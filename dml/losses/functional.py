@@ -61,8 +61,8 @@ def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
     """Divergence loss: pushes the learners' embeddings of one image apart (ABE eq. 9).
 
     `1/N sum_i sum_{p,q} [margin - D(i_p, i_q)^2]_+` over ordered pairs of different learners. The paper sums
-    over the images without the 1/N of its eq. 10; divided by N here as there, so that lambda_div keeps its
-    meaning when the batch grows. The pairs p = q would only add a constant.
+    over the images without the 1/N of its eq. 10; divided by N here as there. What a weight of it means depends on
+    the metric loss and its pairs all the same (`dml.methods.balance`). The pairs p = q would only add a constant.
 
     Args:
         embeddings: `[N,L,d]`, unit norm per learner.

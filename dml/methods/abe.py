@@ -22,8 +22,10 @@ from dml.data.datamodule import DataModule
 from dml.figures.maps import attention_plot
 from dml.figures.plot import Plot
 from dml.losses import functional
+from dml.methods.balance import Balance
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.models.backbones.stages import Backbone, Stages
+from dml.models.backbones.start import enlarge_input
 from dml.models.heads import Head
 
 
@@ -35,6 +37,7 @@ class Ensemble(Method):
         loss, dim: see `dml.methods.base`.
         M: number of learners.
         lambda_div: weight of the divergence loss (eq. 8); 0 leaves it out.
+        balance: the weight is the ratio of its gradient to the metric loss's (see `Balance`), not eq. 8's as printed.
         margin_div: margin of the divergence loss (eq. 9).
         branch: last stage of S; None: the backbone's own choice (GoogLeNet: pool3, as in the paper).
         checkpointing: the activations inside a stage of G, which every learner has of its own, are computed twice
@@ -55,6 +58,7 @@ class Ensemble(Method):
         *,
         M: Few,
         lambda_div: NotNegative,
+        balance: bool,
         margin_div: NotNegative,
         branch: str | None,
         checkpointing: bool,
@@ -63,6 +67,7 @@ class Ensemble(Method):
         d = share(dim, M, "method.M")
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(M)], **options)
         self.M, self.d, self.lambda_div, self.margin_div = M, d, lambda_div, margin_div
+        self.balance = Balance() if balance and lambda_div and M > 1 else None
         self.branch = branch or backbone.branch
         self.spatial, self.embedding = backbone.split(self.branch)  # S and G of the paper
         self.embedding.checkpointing = checkpointing
@@ -71,8 +76,14 @@ class Ensemble(Method):
         """Eq. 8: the learners' metric losses, and the divergence loss that keeps them apart."""
         terms = super().objective(output, batch)
         if self.lambda_div:
-            terms["divergence"] = self.lambda_div * functional.divergence(output.embeddings, self.margin_div)
+            divergence = functional.divergence(output.embeddings, self.margin_div)
+            if self.balance is not None:
+                divergence = self.balance(terms["metric"], divergence, output.raw, self.global_step)
+            terms["divergence"] = self.lambda_div * divergence
         return terms
+
+    def on_step_end(self, step: int) -> dict[str, float]:
+        return {} if self.balance is None else self.balance.figures(step)
 
     def attention(self, images: Tensor) -> Tensor | None:
         """The masks of normalised images, `[B,M,C,h,w]`; None: there are none."""
@@ -134,6 +145,7 @@ class ABE(Ensemble):
         super().__init__(backbone, loss, dim, M=M, **options)
         self.head = head(self.d)
         self.masks = Attention(backbone, self.branch, attention_depth, M)
+        enlarge_input(self.embedding, 2)  # masks start near 1/2
 
     def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)  # [B,C,h,w]
@@ -175,6 +187,9 @@ class MHeads(Ensemble):
         del self.embedding
         self.heads = nn.ModuleList(head(self.d) for _ in range(M))
         self.masks = Attention(backbone, self.branch, attention_depth, M) if attention else None
+        for embedding in self.embeddings if attention else ():
+            assert isinstance(embedding, Stages)
+            enlarge_input(embedding, 2)  # masks start near 1/2
 
     def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)  # [B,C,h,w]

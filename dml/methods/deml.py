@@ -20,9 +20,11 @@ from dml.errors import UserError
 from dml.figures.maps import attention_plot, object_regions
 from dml.figures.plot import Plot
 from dml.losses import functional
+from dml.methods.balance import Balance
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
+from dml.models.backbones.start import enlarge_input
 from dml.models.heads import Head
 
 
@@ -120,9 +122,10 @@ class DeML(Method):
         head, loss, dim: see `dml.methods.base`. A learner has floor(dim / (I J)) dimensions.
         I, J: scales, and learners of each.
         channel_attention: false leaves the CAMs out.
-        adversary: `grl`, eq. 4 behind a gradient reversal layer; `hinge`, 0.2 times the squared distances of learners
-            below 2; or `none`.
-        lambda_adv: weight of eq. 4 (lambda_0; the paper's 1 is for a network that it does not give).
+        adversary: `grl`, eq. 4 behind a gradient reversal layer; `hinge`, what the squared distances of learners lack
+            to 2 (the released code, with weight 0.2); or `none`.
+        lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
+        balance: the weight is the ratio of its gradient to the metric loss's (see `Balance`), not eq. 5's as printed.
         adversary_width: of its layer, a learner's dimensions or more; None: twice as many.
         object_layers: stages whose maps object attention walks on; None: the last one, and the last at a higher
             resolution (GoogLeNet: inception4e and inception5b, as in the paper).
@@ -149,6 +152,7 @@ class DeML(Method):
         channel_attention: bool = True,
         adversary: Literal["grl", "hinge", "none"] = "grl",
         lambda_adv: NotNegative = 1.0,
+        balance: bool = True,
         adversary_width: Size | None = None,
         object_layers: list[str] | None = None,
         branch: str | None = None,
@@ -164,6 +168,7 @@ class DeML(Method):
             check_value("method.adversary_width", width, Annotated[int, Field(ge=d, le=65536)])
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
         self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
+        self.balance = Balance() if balance and lambda_adv and adversary != "none" and J > 1 else None
         branch = branch or backbone.branch
         layers = _object_layers(backbone, object_layers)
         self.scales = nn.ModuleList()
@@ -172,6 +177,8 @@ class DeML(Method):
             lower.checkpointing = upper.checkpointing = checkpointing
             channels = backbone.out_channels[branch]
             cams = [ChannelAttention(channels) if channel_attention else nn.Identity() for _ in range(J)]
+            if channel_attention:
+                enlarge_input(upper, 2)  # its weights start near 1/2
             self.scales.append(Scale(lower, upper, cams, [head(d) for _ in range(J)], layers))
         self.object_attention = ObjectAttention()
         self.channel_attention = channel_attention
@@ -203,11 +210,18 @@ class DeML(Method):
         of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
         if self.adversaries:
             mapped = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
-            terms["adversary"] = self.lambda_adv * torch.stack([functional.discrepancy(m) for m in mapped]).sum()
+            terms["adversary"] = torch.stack([functional.discrepancy(m) for m in mapped]).sum()
         if self.adversary == "hinge" and self.J > 1:
             apart = [functional.divergence(e, margin=2.0) for e in of_scales]
-            terms["hinge"] = 0.2 * torch.stack(apart).sum()
+            terms["hinge"] = torch.stack(apart).sum()
+        for name in terms.keys() & {"adversary", "hinge"}:
+            if self.balance is not None:
+                terms[name] = self.balance(terms["metric"], terms[name], output.raw, self.global_step)
+            terms[name] = self.lambda_adv * terms[name]
         return terms
+
+    def on_step_end(self, step: int) -> dict[str, float]:
+        return {} if self.balance is None else self.balance.figures(step)
 
     def attention(self, images: Tensor) -> Tensor:
         """Normalised images -> the channel attention proposals of the first scale `[B,J,C,h,w]` (Fig. 4b)."""

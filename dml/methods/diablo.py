@@ -20,6 +20,7 @@ from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
 from dml.models.attention import Dictionary
 from dml.models.backbones.stages import Backbone, Stages
+from dml.models.backbones.start import enlarge_input
 
 
 class DIABLO(Method):
@@ -76,6 +77,8 @@ class DIABLO(Method):
         self.F, self.psi = backbone.split(branch)
         self.phi = _phi(backbone, branch, attention_depth, self.psi, self.pre)
         self.psi.checkpointing = checkpointing
+        if self.pre:
+            enlarge_input(self.psi, N)  # the dictionary starts at 1/N
         m = list(self.phi.out_channels.values())[-1]
         c = backbone.out_channels[branch] if self.pre else backbone.dim
         self.dictionary = Dictionary(N, c if selection == "dimension" else 1, m, alpha)

@@ -16,11 +16,14 @@ from rich.table import Table
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
-from dml.papers.catalogue import FOLDER, Experiment, Training, find
+from dml.papers.catalogue import FOLDER, find, read_experiment
+from dml.papers.experiment import Experiment, Training
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import commands, finished, lacking, seconds_of
+from dml.papers.tuning import command as search_command
+from dml.papers.tuning import searches, tuned
 from dml.process import started_from_here
 from dml.runs.provenance import add_start, hardware
 
@@ -70,11 +73,11 @@ def run(
     for seed in seeds:
         check_value("--seeds", seed, Seed)
     experiments = _find(names, rows)
-    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
     if dry_run:
-        for command, _ in commands(trainings, out, launcher):
-            print(shlex.join(["python", *_as_typed(command[1:])]))
+        _print_commands(experiments, rows, seeds, changes, out, launcher)
         return
+    experiments = [_tune(one, rows, changes, out) for one in experiments]
+    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
     failed = _train(_possible(trainings), out, launcher)
     if record:
         for experiment in experiments:
@@ -135,6 +138,39 @@ def _check_changes(changes: Sequence[str]) -> None:
     for change in changes:
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
             raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
+
+
+def _print_commands(
+    experiments: Sequence[Experiment],
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    changes: Sequence[str],
+    out: Path,
+    launcher: str,
+) -> None:
+    """Of searches, and of trainings, which go by what the searches find."""
+    found = [search_command(search, out) for one in experiments for search in searches(one, rows, changes)]
+    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
+    for words in (*found, *(words for words, _ in commands(trainings, out, launcher))):
+        print(shlex.join(["python", *_as_typed(words[1:])]))
+
+
+def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path) -> Experiment:
+    """The experiment with its rows tuned; what a search finds is recorded at once, as all trainings go by it.
+
+    Raises:
+        UserError: no trial of a search ended well, or its data is not there.
+        Interrupted: a signal stopped it.
+    """
+    wanted = searches(experiment, rows, changes)
+    if wanted:
+        _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
+    for i, search in enumerate(wanted):
+        print(f"Search {i + 1} of {len(wanted)}, {search.row}: {search.trials} trials.", flush=True)
+        with started_from_here():
+            _wait_for(search_command(search, out))  # 1 where a trial failed, which is recorded
+        keep(experiment, tuned=[tuned(search, changes, out)])
+    return read_experiment(experiment.name) if wanted else experiment
 
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from dml.evaluation.metric import declared
 from dml.figures import course, summaries
 from dml.files import write_atomically
-from dml.papers.catalogue import Compared, Experiment, Measurement, Row, Training
+from dml.papers.experiment import Compared, Experiment, Measurement, Row, Training, Tuned
 from dml.papers.trainings import finished
 from dml.reporting.page import render
 from dml.runs.log import read_metrics
@@ -151,6 +151,13 @@ def markdown(experiment: Experiment) -> str:
             if table:
                 text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
                 tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
+    if experiment.tuned:
+        found = [
+            {"": one.row, "found": " ".join(one.chosen), "best": number(one.best), "trials": str(len(one.trials))}
+            for one in experiment.tuned
+        ]
+        text = tabulate(found, headers="keys", tablefmt="github", disable_numparse=True)
+        tables.append(f"Tuned on validation classes:\n\n{text}\n")
     return "\n".join(tables)
 
 
@@ -304,7 +311,7 @@ def places(experiment: Experiment, part: str, title: str) -> int:
     return max((len(repr(value).partition(".")[2]) for value in values), default=1)
 
 
-def sources(measured: Sequence[Measurement]) -> list[Mapping[str, Any]]:
+def sources(measured: Sequence[Measurement | Tuned]) -> list[Mapping[str, Any]]:
     """Where measurements come from, equal ones once."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for one in measured:
@@ -322,7 +329,7 @@ def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
             "experiment": one,
             "settings": settings(one),
             "drawing": drawing(one, out),
-            "sources": sources(one.measured),
+            "sources": sources([*one.tuned, *one.measured]),
             "compared": one.compared,
             "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
             "measured": len({m.row for m in one.measured}),

@@ -14,10 +14,11 @@ from typing import Any
 from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
 from dml.files import atomic_path, write_atomically
-from dml.papers.catalogue import Compared, Experiment, Measurement, Training, read_experiment
+from dml.papers.catalogue import read_experiment
+from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
 from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
-from dml.runs.provenance import commit, hardware, starts
+from dml.runs.provenance import commit, hardware, said_of_starts
 from dml.training.build import build_method
 from dml.training.complexity import complexity
 
@@ -35,7 +36,7 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
         if not kept:  # of a script from before it had this row
             continue
-        begun = starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
+        begun = said_of_starts(folder)
         # A run that went on elsewhere is of all these commits and machines.
         commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
         found.append(
@@ -102,7 +103,12 @@ def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> l
     return found
 
 
-def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequence[Compared] = ()) -> Path:
+def keep(
+    experiment: Experiment,
+    found: Sequence[Measurement] = (),
+    compared: Sequence[Compared] = (),
+    tuned: Sequence[Tuned] = (),
+) -> Path:
     """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
 
     def place(one: Measurement | Compared) -> tuple[Any, ...]:
@@ -119,7 +125,9 @@ def keep(experiment: Experiment, found: Sequence[Measurement], compared: Sequenc
             known = differences.get(place(difference))
             if known is None or min(known.runs) <= min(difference.runs):  # never less than there was
                 differences[place(difference)] = difference
+        searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *tuned)}
         content = {
+            **({"tuned": [asdict(one) for one in searched.values()]} if searched else {}),
             "measured": [asdict(one) for one in all_of_them.values()],
             "compared": [asdict(one) for one in differences.values()],
         }
@@ -147,7 +155,7 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
         return
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
-        keep(experiment, [], compare_rows(experiment, changes, out))
+        keep(experiment, compared=compare_rows(experiment, changes, out))
         if (picture := comparison(read_experiment(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
             with atomic_path(path) as new:

@@ -23,7 +23,9 @@ from dml.configuration.composition import composed
 from dml.configuration.trainings import left_open, settle, trainings_of
 from dml.data.miniatures import smoke as make_miniatures
 from dml.evaluation.metric import of_queries
-from dml.papers.catalogue import FOLDER, Experiment
+from dml.papers.catalogue import FOLDER
+from dml.papers.experiment import Experiment
+from dml.papers.tuning import example, searches
 from dml.runs.folder import RunFolder
 from dml.training.build import build, build_method
 from dml.training.callbacks.order import callbacks_of
@@ -62,6 +64,10 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
             places.setdefault(training.overrides, []).append(f"{training.experiment}: {row.name}, {training.part}")
             if training.script:
                 scripts[training.overrides] = row.smoke
+        for search in searches(experiment, rows, again=True):
+            options = tuple(example(search))
+            wanted.setdefault(options, {}).setdefault(search.row, set())
+            places.setdefault(options, []).append(f"{search.experiment}: {search.row}, search")
     with tempfile.TemporaryDirectory() as folder:
         make_miniatures(Path(folder) / "data")
         jobs = [(options, shown, scripts.get(options), folder) for options, shown in wanted.items()]

@@ -16,7 +16,8 @@ from dml.configuration.options import check
 from dml.configuration.trainings import trainings_of
 from dml.data.dataset import open_dataset
 from dml.errors import UserError
-from dml.papers.catalogue import FOLDER, Training
+from dml.papers.catalogue import FOLDER
+from dml.papers.experiment import Training
 from dml.training.build import build_method
 
 

@@ -51,6 +51,11 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return found if whole else []
 
 
+def said_of_starts(folder: Path) -> list[dict[str, Any]]:
+    """`starts`, for a record: one of which nothing is known where there are none."""
+    return starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
+
+
 def commit() -> str:
     """Of this code, `-dirty` where files of it differ or are new; `unknown` where it lies in no repository."""
     root = Path(__file__).parents[2]

@@ -129,7 +129,8 @@ def test_equal_tails_would_stay_equal(method_of: MethodOf) -> None:
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_the_divergence_loss_is_an_option_of_each(method_of: MethodOf, name: str, weight: float) -> None:
-    method = method_of(f"method={name}", "method.M=2", f"method.lambda_div={weight}", "method.margin_div=3")
+    options = ["method.M=2", f"method.lambda_div={weight}", "method.margin_div=3", "method.balance=false"]
+    method = method_of(f"method={name}", *options)
     embeddings = method.embed(torch.rand(4, 3, 32, 32))
     terms = objective_of(method, embeddings, torch.tensor([0, 0, 1, 1]))
     assert set(terms) == ({"metric", "divergence"} if weight else {"metric"})

@@ -123,7 +123,7 @@ def test_discrepancy_is_equation_4() -> None:
 def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) -> None:
     """The adversary goes down the discrepancy, learners go up it, each at the scale lambda_adv."""
     torch.manual_seed(0)
-    method = deml(method_of, "method.I=1", "method.J=3", "method.lambda_adv=0.7").double()
+    method = deml(method_of, "method.I=1", "method.J=3", "method.lambda_adv=0.7", "method.balance=false").double()
     net: Adversary = method.adversaries[0]
     embeddings = F.normalize(torch.randn(4, 3, 8, dtype=torch.float64), dim=-1).requires_grad_()
     labels = torch.arange(4) // 2
@@ -189,7 +189,9 @@ def test_playing_moves_learners_apart_and_never_ends() -> None:
 
 
 def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
-    method = deml(method_of, "method.adversary=hinge", "method.I=2", "method.J=2")
+    method = deml(
+        method_of, "method.adversary=hinge", "method.I=2", "method.J=2", "method.lambda_adv=0.2", "method.balance=false"
+    )
     embeddings, labels = F.normalize(torch.randn(5, 4, 6), dim=-1), torch.tensor([0, 0, 1, 1, 1])
     by_hand = 0.0
     for n in range(5):

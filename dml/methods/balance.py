@@ -1,0 +1,58 @@
+"""Weights of side losses that mean the same for every metric loss."""
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 10  # at the beginning of a training, in which gradients are measured
+MOST = 100.0  # a side loss that is nearly satisfied has nearly no gradient, and is not enlarged without end
+
+
+class Balance(nn.Module):
+    """Multiplies a side loss by the ratio of two gradients on the learners' outputs: the metric loss's over its own.
+
+    Papers give the weight of a side loss for one metric loss, one kind of batch and one way to take means. With others
+    the same number means something else: on MobileNetV2 the gradient of ABE's eq. 9 is 0.08 times that of its eq. 10
+    over all pairs of a batch, 1.6 times over explicit pairs, and 5 times that of multi-similarity. Balanced, a weight
+    of 0.3 is 0.3 of the metric loss's gradient for all of them.
+
+    Gradients are summed over the first steps, in which the ratio is that of the sums so far, and then stay as they are.
+    They are taken on the outputs of the whole batch, which all ranks have: all find the same, and no pass through the
+    network is added.
+    """
+
+    metric: Tensor
+    side: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("metric", torch.zeros(()))  # sums of gradients' norms
+        self.register_buffer("side", torch.zeros(()))
+
+    def forward(self, metric: Tensor, side: Tensor, outputs: Tensor, step: int) -> Tensor:
+        """The side loss, balanced.
+
+        Args:
+            metric, side: scalars, the two losses as they are.
+            outputs: `[N,L,d]`, what both depend on.
+            step: how many steps were taken before.
+        """
+        if step < STEPS and outputs.requires_grad:
+            self.metric += _gradient(metric, outputs)
+            self.side += _gradient(side, outputs)
+        return self.weight * side
+
+    @property
+    def weight(self) -> Tensor:
+        """The ratio; 1 before anything was measured."""
+        ratio = self.metric / (self.side + self.metric / MOST)
+        return torch.where(self.metric > 0, ratio, 1.0)
+
+    def figures(self, step: int) -> dict[str, float]:
+        """To be logged after a step: what the weight stays at, once."""
+        return {"side/weight": float(self.weight)} if step == STEPS else {}
+
+
+def _gradient(loss: Tensor, outputs: Tensor) -> Tensor:
+    """The norm of a loss's gradient."""
+    (gradient,) = torch.autograd.grad(loss, outputs, retain_graph=True)
+    return gradient.norm()

@@ -1,0 +1,82 @@
+"""Rows that are tuned before they are trained: a search each, all of equally many trials, on validation classes."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep
+
+from dml.errors import UserError
+from dml.launch.job import objective
+from dml.papers.experiment import Experiment, Search, Trial, Tuned
+from dml.runs.collecting import leaves
+from dml.runs.provenance import said_of_starts
+
+OPTUNA = (
+    "hydra/sweeper=optuna",
+    "hydra.sweeper.direction=maximize",
+    "hydra.sweeper.n_jobs=1",  # the same trials whatever the machine
+    "hydra.sweeper.sampler.seed=0",
+    "hydra.sweeper.max_failure_rate=1",
+)
+
+
+def searches(
+    experiment: Experiment, rows: Sequence[str] = (), changes: Sequence[str] = (), again: bool = False
+) -> list[Search]:
+    """Of rows, or of all, those that were not tuned yet; where `again`, all."""
+    wanted = [row for row in experiment.rows.values() if not rows or row.name in rows]
+    found = [experiment.search(row, changes) for row in wanted if again or experiment.chosen(row, changes) is None]
+    return [one for one in found if one is not None]
+
+
+def command(search: Search, out: Path) -> list[str]:
+    """What carries out a search: stopped and started again, it goes on with the same trials."""
+    options = [*search.overrides, *OPTUNA, f"hydra.sweeper.n_trials={search.trials}", *search.options]
+    return [sys.executable, "-m", "dml.run", "-m", *options, f"paths.sweep_dir={out / search.key}"]
+
+
+def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
+    """What a search that was carried out came to.
+
+    Raises:
+        UserError: no trial ended well.
+    """
+    names = {option.partition("=")[0] for option in search.options}
+    trials, begun = [], []
+    for run in leaves([out / search.key]):
+        options = [one for one in run.overrides if one.lstrip("+").partition("=")[0] in names]
+        trials.append(Trial(options, objective(run.config, run.metrics), run.metrics.get("run/seconds")))
+        begun += said_of_starts(run.folder)
+    failed = [file.name.removesuffix(".failed") for file in sorted((out / search.key).glob("*.failed"))]
+    trials += [Trial([name], None, None) for name in failed]
+    best = max((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
+    if best is None:
+        raise UserError(f"{search.experiment}, {search.row}: no trial ended well, see {out / search.key}.")
+    commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
+    typed = ["python", *command(search, out)[1:]]
+    return Tuned(
+        *(search.row, search.key, list(changes), best.options, trials, shlex.join(typed)),
+        *(commits, begun[-1]["date"], machines),
+    )
+
+
+def example(search: Search) -> list[str]:
+    """One of the trainings of a search: the first of choices, the lower end of ranges.
+
+    Raises:
+        UserError: an option that is searched in neither.
+    """
+    found = []
+    for one in OverridesParser.create().parse_overrides(list(search.options)):
+        swept = one.value()
+        if isinstance(swept, ChoiceSweep):
+            value = swept.list[0]
+        elif isinstance(swept, IntervalSweep):
+            value = swept.start
+        else:
+            raise UserError(f"{search.experiment}, {search.row}: {one.input_line} is searched in no range or choice.")
+        found.append(f"{one.key_or_group}={value}")
+    return [*search.overrides, *found]

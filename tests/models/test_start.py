@@ -1,0 +1,93 @@
+"""Networks behind an attention start as the pre-trained ones."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from dml.configuration.components import instantiate
+from dml.configuration.composition import composed
+from dml.methods.base import Method
+from dml.models.backbones.stages import Backbone, Stages
+from dml.models.backbones.start import enlarge_input
+
+MethodOf = Callable[..., Method]
+
+
+def backbone_of(name: str, freeze: str = "bn_statistics") -> Backbone:
+    torch.manual_seed(0)
+    made: Backbone = instantiate(
+        composed(f"backbone={name}", "backbone.weights=none", f"backbone.freeze={freeze}").backbone
+    )
+    return made
+
+
+def given(stages: Stages) -> torch.Tensor:
+    return torch.rand(2, stages.in_channels, 6, 6)
+
+
+@pytest.mark.parametrize("name", ["small", "mobilenet_v2", "googlenet_v1", "bn_inception", "resnet18"])
+def test_a_smaller_input_gives_what_the_whole_gave(name: str) -> None:
+    backbone = backbone_of(name)
+    _, behind = backbone.split(backbone.branch)
+    images, modes = given(behind), [module.training for module in behind.modules()]
+    behind.eval()
+    before = behind(images)
+    behind.train()
+    enlarge_input(behind, 4)
+    assert [module.training for module in behind.modules()] == modes
+    behind.eval()
+    torch.testing.assert_close(behind(images / 4), before, rtol=1e-3, atol=1e-3 * float(before.detach().abs().max()))
+    assert not torch.allclose(behind(images), before, rtol=1e-3)
+
+
+def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    backbone = backbone_of("resnet20")
+    _, behind = backbone.split("layer1_0")
+    before = {name: value.clone() for name, value in behind.state_dict().items()}
+    with caplog.at_level(logging.WARNING, logger="dml"):
+        enlarge_input(behind, 2)
+    assert "Behind 'layer1_1' follows more than convolutions" in caplog.text
+    assert all(torch.equal(before[name], value) for name, value in behind.state_dict().items())
+
+
+def test_batch_norm_of_batches_takes_it_out_by_itself() -> None:
+    backbone = backbone_of("small", freeze="none")
+    _, behind = backbone.split(backbone.branch)
+    before = {name: value.clone() for name, value in behind.state_dict().items()}
+    enlarge_input(behind, 2)
+    assert all(torch.equal(before[name], value) for name, value in behind.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        (["method=abe", "method.M=2"], 1 / 2),
+        (["method=mheads_att", "method.M=2"], 1 / 2),
+        (["method=diablo", "method.N=4"], 1 / 4),
+        (["method=deml", "method.I=1", "method.J=2"], 1 / 2),
+    ],
+)
+def test_methods_start_as_the_plain_network(method_of: MethodOf, options: list[str], share: float) -> None:
+    """What follows the attention, given the share that it starts with, is the backbone's."""
+    made = method_of(*options, "backbone.freeze=bn_statistics")
+    plain = method_of("method=baseline", "backbone.freeze=bn_statistics").backbone
+    _, behind = plain.split(plain.branch)
+    kinds = [module for module in made.modules() if isinstance(module, Stages)]
+    copies = [one for one in kinds if list(one.stages) == list(behind.stages)]
+    first = next(module for module in behind.modules() if isinstance(module, nn.Conv2d))
+    scales = [next(m for m in one.modules() if isinstance(m, nn.Conv2d)).weight / first.weight for one in copies]
+    assert scales
+    assert all(torch.allclose(scale, torch.full_like(scale, 1 / share)) for scale in scales)
+
+
+@pytest.mark.parametrize("selection", ["dimension", "feature"])
+def test_a_dictionary_starts_even(method_of: MethodOf, selection: str) -> None:
+    method = method_of("method=diablo", "method.N=4", f"method.selection={selection}")
+    entries = method.dictionary.entries
+    assert torch.allclose(entries.norm(dim=-1), torch.ones(()))
+    weights = method.weights(method.F(torch.rand(4, 3, 32, 32)))
+    assert (weights - 1 / 4).abs().mean().item() < 0.03
+    assert weights.std(dim=1).mean().item() > 1e-3  # entries that are equal would stay equal

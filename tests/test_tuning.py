@@ -1,0 +1,130 @@
+"""Rows that are tuned before they are trained."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from dml.errors import UserError
+from dml.papers import actions
+from dml.papers.catalogue import read_experiment
+from dml.papers.experiment import Experiment, Search
+from dml.papers.page import markdown, write_page
+from dml.papers.records import keep
+from dml.papers.smoke import check_rows
+from dml.papers.tuning import command, example, searches, tuned
+from dml.runs.folder import RunFolder
+from tests.conftest import TINY
+
+BEST = "best_on_validation/map@r"
+
+
+@pytest.fixture
+def little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Two rows that are tuned alike, one of them with an option of its own."""
+    (tmp_path / "experiments" / "us").mkdir(parents=True)
+    (tmp_path / "experiments" / "us" / "table1.yaml").write_text(
+        f"""
+title: Little
+source: nobody
+overrides: {[*TINY, "protocol.every=5"]}
+parts:
+  glyphs: {{columns: {{R@1: {{metric: test/recall@1, scale: 100}}}}}}
+tuning:
+  trials: 2
+  overrides: [protocol.select=val_classes, protocol.criterion=map@r]
+  search: {{lr: "tag(log, interval(1e-4, 1e-2))"}}
+rows:
+  - {{name: plain, overrides: [method=baseline]}}
+  - {{name: ABE, overrides: [method=abe], search: {{method.M: "choice(2, 4)"}}}}
+"""
+    )
+    monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path / "experiments")
+    return read_experiment("us/table1")
+
+
+def searched(search: Search, out: Path, configure: Callable[..., DictConfig], *values: float) -> None:
+    """As if the trials of a search had come to some values."""
+    for i, value in enumerate(values):
+        overrides = [*search.overrides, f"lr={i + 1}e-3", "method.M=2"]
+        run = RunFolder(out / search.key / f"lr={i + 1}e-3")
+        run.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8", *search.overrides), overrides)
+        run.write_metrics({BEST: value, "test/recall@1": 1 - value, "run/seconds": 2.0})
+    (out / search.key / "lr=9.failed").write_text("exit code 2")
+
+
+def test_a_row_is_trained_with_what_its_search_found(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    assert [one.row for one in searches(little)] == ["plain", "ABE"]
+    (search,) = searches(little, ["ABE"])
+    assert search.options == ("lr=tag(log, interval(1e-4, 1e-2))", "method.M=choice(2, 4)")
+    words = command(search, tmp_path)
+    assert {"hydra.sweeper.n_trials=2", "protocol.select=val_classes", "method=abe"} <= set(words)
+    searched(search, tmp_path, configure, 0.1, 0.3, 0.2)
+    found = tuned(search, [], tmp_path)
+    assert found.chosen == ["lr=2e-3", "method.M=2"]
+    assert [trial.value for trial in found.trials] == [0.1, 0.3, 0.2, None]
+    keep(little, tuned=[found])
+    again = read_experiment("us/table1")
+    assert [one.row for one in searches(again)] == ["plain"]
+    assert [one.row for one in searches(again, again=True)] == ["plain", "ABE"]
+    plain, abe = again.trainings()
+    assert abe.overrides == (*little.overrides, "method=abe", "lr=2e-3", "method.M=2")
+    assert plain.overrides == (*little.overrides, "method=baseline")
+    (changed,) = searches(again, ["ABE"], ["seed=1"])  # another setting is another search
+    assert changed.key != search.key
+    keep(again)
+    assert read_experiment("us/table1").tuned == [found]
+    assert "lr=2e-3 method.M=2" in markdown(again)
+    page = write_page([again], tmp_path / "page").read_text()
+    assert "lr=9: failed" in page
+    assert "lr=2e-3 method.M=2" in page
+
+
+def test_a_search_in_another_way_is_another(little: Experiment) -> None:
+    assert little.tuning is not None
+    (before,) = searches(little, ["plain"])
+    for other in (replace(little.tuning, trials=3), replace(little.tuning, search={"lr": "interval(0.1, 0.2)"})):
+        (now,) = searches(replace(little, tuning=other), ["plain"])
+        assert now.key != before.key
+
+
+def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path) -> None:
+    (search,) = searches(little, ["ABE"])
+    (tmp_path / search.key).mkdir()
+    searched(search, tmp_path, configure)
+    with pytest.raises(UserError, match="us/table1, ABE: no trial ended well"):
+        tuned(search, [], tmp_path)
+
+
+def test_examples_are_the_first_of_a_range(little: Experiment) -> None:
+    (search,) = searches(little, ["ABE"])
+    assert example(search)[-2:] == ["lr=0.0001", "method.M=2"]
+    with pytest.raises(UserError, match="lr=3 is searched in no range or choice"):
+        example(replace(search, options=("lr=3",)))
+
+
+def test_commands_of_a_dry_run(little: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+    actions.run(["us"], dry_run=True)
+    printed = capsys.readouterr().out.splitlines()
+    assert ["hydra/sweeper=optuna" in line for line in printed] == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_a_step_of_searches_and_trainings(little: Experiment) -> None:
+    assert not check_rows([little], [], processes=1)
+
+
+@pytest.mark.slow
+def test_it_is_searched_recorded_and_trained(little: Experiment, tmp_path: Path) -> None:
+    actions.run(["us"], rows=["ABE"], out=tmp_path / "out", record=True)
+    again = read_experiment("us/table1")
+    (found,) = again.tuned
+    assert len(found.trials) == 2
+    assert found.best == max(trial.value or 0 for trial in found.trials)
+    assert all(len(trial.options) == 2 for trial in found.trials)
+    assert [one.row for one in again.measured] == ["ABE"]
+    assert again.measured[0].key == again.trainings(["ABE"])[0].key
