@@ -152,11 +152,11 @@ def markdown(experiment: Experiment) -> str:
                 text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
                 tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
     if experiment.tuned:
-        found = [
+        tuned = [
             {"": one.row, "found": " ".join(one.chosen), "best": number(one.best), "trials": str(len(one.trials))}
             for one in experiment.tuned
         ]
-        text = tabulate(found, headers="keys", tablefmt="github", disable_numparse=True)
+        text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)
         tables.append(f"Tuned on validation classes:\n\n{text}\n")
     return "\n".join(tables)
 
