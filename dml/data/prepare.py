@@ -1,5 +1,6 @@
-"""`python -m dml.data.prepare dataset=NAME [source=ARCHIVE,FOLDER,URL...]`: a benchmark into its official layout;
-`weights=googlenet_v1 source=FILE.caffemodel`: weights into the form that a backbone loads.
+"""`python -m dml.data.prepare dataset=NAME [source=ARCHIVE,FOLDER,URL...]`: a benchmark into its official layout.
+
+With weights=googlenet_v1 source=FILE.caffemodel: Caffe's weights into the file that the backbone loads.
 
 Takes archives that are there already (zip, tar, Parquet; also as Kaggle and Hugging Face pack Cars196 and SOP), or
 fetches from the mirrors in conf/dataset/NAME.yaml; unpacks, verifies by the dataset's own reader, and only then puts
