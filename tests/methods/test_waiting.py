@@ -34,6 +34,7 @@ METHODS = {
 }
 LOSSES = {
     "contrastive": 6,
+    "diablo_triplet": 3,
     "margin": 5,
     "proxy_anchor": 5,
     "proxy_nca": 4,
