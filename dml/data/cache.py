@@ -5,7 +5,6 @@ file that is mapped costs a worker no copy. Pillow does the work, so that a cach
 """
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,9 @@ import torchvision
 from PIL import Image
 from tqdm import tqdm
 
-from dml.data.check import stamp
+from dml.data.check import digest
 from dml.data.images import VERSION, quiet
+from dml.data.paths import NO_FILE
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.errors import UserError
@@ -56,19 +56,21 @@ class ImageCache:
             raise
         except Exception as error:  # whatever damaged bytes lead to
             raise Damaged(str(error)) from None
-        if places.dtype != PLACE or places["at"].tolist() != list(range(len(rows))):
+        if places.dtype != PLACE or not np.array_equal(places["at"], np.arange(len(rows))):
             raise Damaged("it is of other images")
         written = np.sort(places, order="offset")
         if _sound(written, len(rows), len(self._pixels)) < len(rows):
             raise Damaged("the pixels are not where they should be")
-        self._place = dict(zip(rows.tolist(), places, strict=True))
+        order = np.argsort(rows)
+        self._rows, self._places = rows[order], places[order]
 
     def __contains__(self, row: int) -> bool:
-        return row in self._place
+        at = self._rows.searchsorted(row)
+        return bool(at < len(self._rows) and self._rows[at] == row)
 
     def image(self, row: int) -> Image.Image:
         """The picture of a row, bit for bit."""
-        _, offset, height, width = self._place[row].tolist()
+        _, offset, height, width = self._places[self._rows.searchsorted(row)].tolist()
         pixels = self._pixels[offset : offset + 3 * height * width]
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 
@@ -90,15 +92,13 @@ def build_cache(
     Raises:
         UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
     """
-    stamps = [stamp(str(path)) for path in records.paths[rows]]
-    if None in stamps:
+    if (records.paths.files.sizes[rows] == NO_FILE).any():
         raise UserError(
             f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
         )
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
-    key = hashlib.sha256("\n".join([settings, repr(transform.first), versions, *map(str, stamps)]).encode(
-        "utf-8", "surrogateescape"
-    )).hexdigest()[:32]  # fmt: skip
+    stamps = (f"\n{stamp}" for stamp in records.paths.stamps(rows))
+    key = digest("\n".join([settings, repr(transform.first), versions]), stamps)
     folder = Path(cache_dir) / f"images-{key}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dml.data.cache import ImageCache
 from dml.data.fingerprint import difference, fingerprint
-from dml.data.records import Records
+from dml.data.records import Records, renumbered
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
 from dml.errors import UserError
@@ -157,7 +157,7 @@ class DataModule(LightningDataModule):
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
         self.test_cache = test_cache
-        classes, labels = np.unique(records.labels[train_rows], return_inverse=True)
+        classes, labels = renumbered(records.labels[train_rows])
         self.train_classes = len(classes)
         self._fingerprint = fingerprint(records)
         self._train_set = _TrainSet(records, train_rows, labels, train_transform, train_cache, seed)
@@ -238,8 +238,8 @@ class DataModule(LightningDataModule):
         A rank without a batch repeats the first one: whoever puts the ranks' batches together drops what comes twice.
         """
         rank, world_size = self._ranks()
-        places = list(range(len(rows)))
-        batches = [places[at : at + self.eval_batch_size] for at in range(0, len(rows), self.eval_batch_size)]
+        places = range(len(rows))  # whose parts are ranges too: a few bytes a batch
+        batches = [places[at : at + self.eval_batch_size] for at in places[:: self.eval_batch_size]]
         return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
 
     def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:
