@@ -4,7 +4,6 @@
 of the records.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from dml.data.records import Records, renumbered
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform
 from dml.errors import UserError
-from dml.process import held, leave_to_the_parent
+from dml.process import cores, held, leave_to_the_parent, runs_at_once
 
 Item = dict[str, Tensor | int]
 
@@ -127,7 +126,7 @@ class DataModule(LightningDataModule):
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process, `auto` takes this device's share of the
-            cores, 16 at most.
+            cores, where several runs share the machine of this run's, 16 at most.
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
 
@@ -171,8 +170,8 @@ class DataModule(LightningDataModule):
     def num_workers(self) -> int:
         if self._workers != "auto":
             return self._workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(cores // (self.trainer.num_devices if self.trainer else 1), MOST_WORKERS))
+        devices = self.trainer.num_devices if self.trainer else 1
+        return max(1, min(cores() // (devices * runs_at_once()), MOST_WORKERS))
 
     @property
     def train_images(self) -> int:

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -14,13 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.configuration.defaults import EXPERIMENTS
-from dml.configuration.ranges import Seed, check_value
+from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
+from dml.launch.at_once import Job, carry_out, duration
 from dml.papers.catalogue import FOLDER, Experiment, Training, find
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
-from dml.papers.trainings import commands, finished, lacking, seconds_of
+from dml.papers.trainings import commands, each_once, finished, job_of, lacking, seconds_of
 from dml.process import started_from_here
 from dml.runs.provenance import add_start, hardware
 
@@ -47,6 +50,7 @@ def run(
     changes: Sequence[str] = (),
     out: Path = EXPERIMENTS,
     launcher: str = "basic",
+    jobs: int = 1,
     dry_run: bool = False,
     record: bool = False,
 ) -> None:
@@ -58,24 +62,28 @@ def run(
         changes: overrides of every row, beside its own.
         out: the folder of the trainings.
         launcher: of Hydra, for the seeds of a row.
+        jobs: trainings at once, of all rows and seeds, each a process with its output in its folder.
         dry_run: the commands are printed, and nothing is started.
         record: what is finished then is recorded.
 
     Raises:
-        UserError: a name, row, seed or change that is none, or nothing that can be trained here.
+        UserError: a name, row, seed, change or number of jobs that is none, or nothing that can be trained here.
         SystemExit: with 1, where a training failed.
         Interrupted: a signal stopped a training.
     """
     _check_changes(changes)
     for seed in seeds:
         check_value("--seeds", seed, Seed)
+    check_value("--jobs", jobs, Few)
+    if jobs > 1 and launcher != "basic":
+        raise UserError("--jobs starts each training itself: leave out --launcher.")
     experiments = _find(names, rows)
     trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
     if dry_run:
-        for command, _ in commands(trainings, out, launcher):
+        for command in _commands(trainings, out, launcher, jobs):
             print(shlex.join(["python", *_as_typed(command[1:])]))
         return
-    failed = _train(_possible(trainings), out, launcher)
+    failed = _train(_possible(trainings), out, launcher, jobs)
     if record:
         for experiment in experiments:
             record_finished(experiment, changes, out)
@@ -150,20 +158,27 @@ def _possible(trainings: Sequence[Training]) -> list[Training]:
     return possible
 
 
-def _train(trainings: Sequence[Training], out: Path, launcher: str) -> bool:
+def _commands(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> list[Sequence[str]]:
+    if jobs > 1:
+        return [job_of(one, out).command for one in each_once(trainings)]
+    return [command for command, _ in commands(trainings, out, launcher)]
+
+
+def _train(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> bool:
     """Whether one of the trainings failed. Raises Interrupted where a signal stopped one."""
     wanted = [one for one in trainings if not finished(one, out)]
-    numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
+    numbers = [len(each_once(some)) for some in (trainings, wanted)]
     print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
     if timed := [one for one in wanted if not one.script]:
-        print(f"The steps of the trainings take about {_hours(seconds_of(timed))} here, one after another.", flush=True)
+        seconds = duration(seconds_of(timed))
+        print(f"The steps of the trainings take about {seconds} here, one after another.", flush=True)
+    if jobs > 1:
+        return bool(carry_out([_noted(one, out) for one in each_once(wanted)], jobs))
     failed = False
     with started_from_here():
         for command, folders in commands(wanted, out, launcher):
             if command[1] != "-m":  # a training notes it itself
-                folders[0].mkdir(parents=True, exist_ok=True)
-                machine = hardware("auto" if "cuda" in command else "cpu")
-                add_start(folders[0], ["python", *_as_typed(command[1:-2])], machine)  # but for --out
+                _note_start(command, folders[0])
             failed |= bool(_wait_for(command))
     return failed
 
@@ -181,8 +196,17 @@ def _wait_for(command: Sequence[str]) -> int:
     return code
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
+def _noted(training: Training, out: Path) -> Job:
+    """A training to be carried out beside others; of a script, its start is noted."""
+    job = job_of(training, out)
+    return replace(job, begin=partial(_note_start, job.command, job.log.parent)) if training.script else job
+
+
+def _note_start(command: Sequence[str], folder: Path) -> None:
+    """Of a script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = hardware("auto" if "cuda" in command else "cpu")
+    add_start(folder, ["python", *_as_typed(command[1:-2])], machine)  # but for --out
 
 
 def _as_typed(command: Sequence[str]) -> list[str]:
