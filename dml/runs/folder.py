@@ -20,6 +20,7 @@ from dml.runs.provenance import add_start, hardware
 ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
+OUTPUT = "output.log"  # what a run printed, where whoever started it keeps that in its folder
 FORMAT = 2  # of what callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
@@ -87,7 +88,7 @@ class RunFolder:
 
     def _untouched(self) -> bool:
         """Whether there is nothing but what a kill left of a first file, or an empty log, which holds the lock."""
-        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")} - {OUTPUT}
         return not names or (names == {"run.log"} and not (self.path / "run.log").stat().st_size)
 
     def _saved(self) -> DictConfig | None:
