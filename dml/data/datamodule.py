@@ -131,9 +131,15 @@ class DataModule(LightningDataModule):
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
 
+    Attributes:
+        batch_rows: `[b]`, rows of the records of the batch that is trained on, for the host: to read them off the batch
+            would be to wait for its device.
+
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
     """
+
+    batch_rows: np.ndarray
 
     def __init__(
         self,
@@ -219,6 +225,12 @@ class DataModule(LightningDataModule):
             worker_init_fn=leave_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lightning's, before a batch leaves the host."""
+        if self.trainer is not None and self.trainer.training:
+            self.batch_rows = batch["index"].numpy()
+        return batch
 
     def test_images(self, rows: np.ndarray) -> Tensor:
         """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
