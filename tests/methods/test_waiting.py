@@ -31,7 +31,6 @@ STEP = 3  # there was a gradient before
 # Of a step of each method with its own loss. A method or a loss that is not here reads nothing, and none may read more.
 METHODS = {
     "dces": 5,  # its loss, margin
-    "deml": 4,  # the parts of the image that object attention finds, on the host
     "gsp": 6,  # its loss, contrastive
 }
 LOSSES = {
