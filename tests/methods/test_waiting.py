@@ -144,6 +144,12 @@ def test_a_step_that_remembers_embeddings(configure: Callable[..., DictConfig], 
     assert not found, "\n".join(found)
 
 
+def test_a_step_with_what_the_trainer_adds(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
+    options = ["trainer.gradient_clip_val=1", "trainer.precision=bf16-mixed", "trainer.halve_lr_after=3"]
+    found = reads_of_a_step(configure, tmp_path, "method=abe", *options)
+    assert not found, "\n".join(found)
+
+
 def reads_of_a_step(configure: Callable[..., DictConfig], tmp_path: Path, *options: str) -> list[str]:
     config = configure(
         *TINY,
