@@ -159,9 +159,15 @@ class DataModule(LightningDataModule):
         on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
             all pictures, or those to train on where no more fit.
 
+    Attributes:
+        batch_rows: `[b]`, rows of the records of the batch that is trained on, for the host: to read them off the batch
+            would be to wait for its device.
+
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
     """
+
+    batch_rows: np.ndarray
 
     def __init__(
         self,
@@ -267,6 +273,12 @@ class DataModule(LightningDataModule):
             assert self.test_cache is not None
             self._held = on_device(self.train_cache, self.test_cache, self.train_rows, len(self.records), self.device)
         return self._held or (None, None)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lightning's, before a batch leaves the host."""
+        if self.trainer is not None and self.trainer.training:
+            self.batch_rows = batch["index"].numpy()
+        return batch
 
     def test_images(self, rows: np.ndarray) -> Tensor:
         """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""

@@ -40,6 +40,11 @@ def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[
     write_atomically(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
 
 
+def numerics(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the trainer's options those that change how numbers are rounded."""
+    return {name: trainer[name] for name in ("precision", "matmul", "compile", "deterministic")}
+
+
 def starts(folder: Path) -> list[dict[str, Any]]:
     """All starts, the first first; none where nothing readable says."""
     try:
