@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed import (
+    ProcessGroup,
     all_gather_into_tensor,
     all_gather_object,
     all_reduce,
@@ -18,6 +19,7 @@ from torch.distributed import (
     get_rank,
     get_world_size,
     is_initialized,
+    new_group,
 )
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ class _Gather(torch.autograd.Function):
 
 def gather_rows(rows: Tensor) -> Tensor:
     """`[b,...]` of every rank -> `[B,...]` in rank order, without gradient; `rows` itself on a single process."""
-    if not is_initialized() or get_world_size() == 1:
+    if not _several():
         return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
     all_gather_into_tensor(gathered, rows.contiguous())
@@ -53,9 +55,32 @@ def gather(rows: Tensor) -> Tensor:
     the gradient of one loss, which DDP's averaging of parameter gradients divides by the world size again. Two
     ranks with half the batch each then take the step of one rank with the whole batch.
     """
-    if not is_initialized() or get_world_size() == 1:
+    if not _several():
         return rows
     return _Gather.apply(rows) if rows.requires_grad else gather_rows(rows)
+
+
+def host_group() -> ProcessGroup | None:
+    """A group of all processes that talks without their devices; None: the group that there is does, or there is one
+    process alone. All processes have to ask for it."""
+    if not _several() or get_backend() == "gloo":
+        return None
+    group = new_group(backend="gloo")
+    assert isinstance(group, ProcessGroup)  # which all are in
+    return group
+
+
+def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
+    """Whether some rank found something, on all ranks; no rank waits for a device. `group`: see `host_group`."""
+    if not _several():
+        return found
+    ranks = torch.tensor(int(found))
+    all_reduce(ranks, group=group)  # a sum
+    return bool(ranks)
+
+
+def _several() -> bool:
+    return is_initialized() and get_world_size() > 1
 
 
 def is_first() -> bool:
@@ -70,7 +95,7 @@ def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def sum_of_shards(values: Tensor) -> Tensor:
     """Values that each rank computed for its share and left at zero elsewhere, put together on all ranks, exactly."""
-    if not is_initialized() or get_world_size() == 1:
+    if not _several():
         return values
     # NCCL sends what lies on the GPU alone.
     there = values.to("cuda") if get_backend() == "nccl" else values.clone()
@@ -80,7 +105,7 @@ def sum_of_shards(values: Tensor) -> Tensor:
 
 def from_all_ranks(found: T) -> list[T]:
     """What each rank found, in rank order, on all ranks: plain containers and arrays."""
-    if not is_initialized() or get_world_size() == 1:
+    if not _several():
         return [found]
     of_ranks: list[Any] = [None] * get_world_size()
     all_gather_object(of_ranks, found)

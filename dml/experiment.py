@@ -38,6 +38,7 @@ def arguments() -> Arguments:
         one.add_argument("--out", type=Path, default=EXPERIMENTS, metavar="FOLDER", help=what)
     run.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="instead of the experiment's")
     run.add_argument("--launcher", choices=LAUNCHERS, default="basic", help="of the seeds (default: %(default)s)")
+    run.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once (default: %(default)s)")
     either = run.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     either.add_argument("--record", action="store_true", help="record it afterwards")

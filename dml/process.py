@@ -21,18 +21,60 @@ PARENT = "DML_PARENT"  # in the environment of a process that is to end with the
 
 
 @contextmanager
-def started_from_here(**variables: str) -> Iterator[None]:
+def started_from_here(**variables: str) -> Iterator[dict[str, str]]:
     """Processes that are started meanwhile have these variables in their environment, and end when this one does."""
-    before = {name: os.environ.get(name) for name in (PARENT, *variables)}
-    os.environ.update({PARENT: str(os.getpid()), **variables})
+    own = {PARENT: str(os.getpid()), **variables}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     try:
-        yield
+        yield own
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+AT_ONCE = "DML_AT_ONCE"  # in the environment of a run: how many share the machine with it, itself included
+
+
+def share_of_the_machine(place: int, at_once: int, *, several_devices: bool = False) -> dict[str, str]:
+    """The environment of a run that is one of several at once.
+
+    OMP_NUM_THREADS becomes its share of the cores, unless somebody has set it. Of several GPUs it sees one, each place
+    the next, unless it takes several itself.
+
+    Args:
+        place: 0..at_once-1, which of those it is.
+    """
+    env = {**os.environ, AT_ONCE: str(at_once)}
+    env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // at_once)))
+    gpus = _gpus()
+    if len(gpus) > 1 and not several_devices:
+        env["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+    return env
+
+
+def runs_at_once() -> int:
+    """How many runs share the machine; 1 where nobody says so."""
+    said = os.environ.get(AT_ONCE, "")
+    return max(1, int(said)) if said.isascii() and said.isdigit() else 1
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them. Without torch, whose import takes longer than all else here."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name]
+    try:
+        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []
 
 
 def end_with_parent() -> None:

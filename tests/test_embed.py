@@ -62,7 +62,7 @@ def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: 
     table = evaluator.embed_batches(
         parts.method, parts.data.eval_dataloader(parts.data.query_rows), lambda batch: batch
     )
-    files = [Path(path) for path in parts.records.paths[table.rows]]
+    files = [Path(path) for path in parts.records.paths[table.rows.numpy()]]
     found = embed_images(run, files, checkpoint="best_on_test", batch_size=3, device="cpu")
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, table.embeddings.flatten(1) / 2**0.5, atol=1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.composition import composed
+from dml.configuration.composition import CONF, composed
 from dml.errors import UserError
 from dml.experiment import main
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
@@ -65,6 +65,75 @@ def test_rows_are_options(name: str) -> None:
         assert one.metrics
         assert one.commit
         assert one.hardware
+
+
+ONE_WORD = {
+    **{
+        f"abe_{of}": f"abe/{table}: ABE-8^512: {part}"
+        for of, table, part in (
+            ("cars", "table1", "Cars196"),
+            ("cub", "table4", "CUB"),
+            ("sop", "table6", "SOP"),
+            ("inshop", "table7", "InShop"),
+        )
+    },
+    **{
+        f"dces_{of}": f"dces/{row}"
+        for of, row in (
+            ("sop", "table1: Ours (Margin): SOP"),
+            ("cars", "table2: Ours (Margin): Cars196"),
+            ("cub", "table3: Ours (Margin): CUB"),
+            ("inshop", "table4: Ours (margin): In-Shop"),
+            ("vehicleid", "table5: Ours (margin): Small"),
+            ("market1501", "table8: Ours (Margin): Market-1501"),
+        )
+    },
+    **{
+        f"diablo_{of}": f"diablo/{row}"
+        for of, row in (
+            ("cub", "table1: Binomial + DIABLO N=8: CUB"),
+            ("cars", "table1: Binomial + DIABLO N=8: Cars196"),
+            ("sop", "table2: Contrastive + DIABLO N=8: SOP"),
+            ("inshop", "table2: Contrastive + DIABLO N=8: InShop"),
+            ("cub_baseline", "table1: Binomial (Ours): CUB"),
+            ("cars_baseline", "table1: Binomial (Ours): Cars196"),
+            ("sop_baseline", "table2: Contrastive (Ours): SOP"),
+            ("inshop_baseline", "table2: Contrastive (Ours): InShop"),
+        )
+    },
+    **{
+        f"deml_{of}": f"deml/table3: DeML(I={i},J={j}): {part}"
+        for of, i, j, part in (
+            ("cub", 3, 3, "CUB"),
+            ("cars", 3, 3, "CARS"),
+            ("sop", 2, 4, "SOP"),
+            ("inshop", 3, 3, "In-Shop"),
+        )
+    },
+    **{
+        f"deml_{of}_baseline": f"deml/table3: baseline (U512): {part}"
+        for of, part in (("cub", "CUB"), ("cars", "CARS"), ("sop", "SOP"), ("inshop", "In-Shop"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", ONE_WORD)
+def test_one_word_is_the_row_of_the_paper(name: str) -> None:
+    """`experiment=abe_cars` is the training of the table's row, to the last option."""
+    table, row, part = ONE_WORD[name].split(": ")
+    (training,) = [one for one in read_experiment(table).trainings([row], seeds=[0]) if one.part == part]
+    one, other = (OmegaConf.to_container(composed(*given)) for given in ([f"experiment={name}"], training.overrides))
+    assert one == other
+
+
+def test_every_experiment_of_a_paper_is_a_row() -> None:
+    of_papers = {path.stem for path in (CONF / "experiment").glob("*_*.yaml")}
+    of_papers = {
+        name
+        for name in of_papers
+        if not name.endswith(("_any", "_small")) and not name.startswith(("gsp_", "comparison_"))
+    }
+    assert of_papers == ONE_WORD.keys()
 
 
 TRANSCRIBED = sorted((Path(__file__).parent / "transcribed").glob("*.json"))

@@ -1,17 +1,15 @@
-"""Exported embeddings against the run's own, and the parts of them that are written anew for a graph."""
+"""Exported embeddings against the run's own."""
 
 import builtins
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
 from omegaconf import DictConfig
-from scipy import ndimage
 from torch import Tensor
 
 from dml.errors import UserError
@@ -19,7 +17,6 @@ from dml.export import main
 from dml.inference import export as exporting
 from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
-from dml.models.attention import _largest_parts, _traced_parts
 from tests.components import but_slow
 from tests.runs import untrained_run
 
@@ -159,33 +156,3 @@ def test_mistakes(
     run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
     with pytest.raises(UserError, match="cannot be made"):
         exporting.export(run, Path("/proc/none"), ("torch",))
-
-
-def _snake(height: int, width: int) -> Tensor:
-    """One part that winds through the whole image."""
-    picture = torch.zeros(height, width, dtype=torch.bool)
-    picture[::2] = True
-    picture[1::4, -1] = True
-    picture[3::4, 0] = True
-    return picture
-
-
-def test_parts_in_a_graph_are_those_of_scipy() -> None:
-    random = np.random.default_rng(0)
-    noise = random.random((40, 13, 17)) < random.random((40, 1, 1))
-    smooth = ndimage.gaussian_filter(random.normal(size=(20, 13, 17)), (0, 2, 2)) > 0
-    equal = np.zeros((1, 13, 17), bool)
-    equal[0, 2:4, 10:13] = equal[0, 8:11, 2:4] = True  # two parts of six pixels
-    edges = np.stack([np.zeros((13, 17), bool), np.ones((13, 17), bool), _snake(13, 17).numpy()])
-    above = torch.from_numpy(np.concatenate([noise, smooth, equal, edges]))
-    assert torch.equal(_traced_parts(above), _largest_parts(above))
-
-
-def test_all_of_the_solver_is_traced(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a graph Newton's method takes all its steps: those after the last that changed something change nothing."""
-    method = method_of("method=gsp").eval()
-    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = method.embed(images)
-        monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
-        torch.testing.assert_close(method.embed(images), expected, atol=1e-6, rtol=0)

@@ -143,6 +143,12 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
     assert torch.__version__.startswith(start["versions"]["torch"])
     assert start["hardware"]
     assert start["commit"]
+    assert start["numerics"] == {
+        "precision": "32-true",
+        "matmul": "highest",
+        "compile": False,
+        "deterministic": False,
+    }
 
 
 def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:

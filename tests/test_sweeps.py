@@ -207,6 +207,39 @@ def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.Mon
         job_of_a_sweep(OmegaConf.create(), ["seed=1"])
 
 
+@pytest.mark.parametrize(
+    ("launcher", "gpus", "devices", "expected"),
+    [
+        ({"n_jobs": 4}, "0", 1, ("4", "2", "0")),  # one GPU is for all of them
+        ({"n_jobs": 4}, "0,1,2", 1, ("4", "2", "2")),
+        ({"n_jobs": 4}, "0,1,2", 2, ("4", "2", "0,1,2")),
+        ({"n_jobs": -1}, "0", 1, ("8", "1", "0")),
+        ({}, "0,1", 1, None),
+    ],
+)
+def test_jobs_at_once_share_the_machine(
+    of_a_sweep: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: dict[str, int],
+    gpus: str,
+    devices: int,
+    expected: tuple[str, ...] | None,
+) -> None:
+    """joblib's, which start here: threads, loader workers and GPUs. Of the others another scheduler knows."""
+    told = {"sweep": {"dir": str(of_a_sweep)}, "job": {"num": 5}, "launcher": {"_target_": "a.Launcher", **launcher}}
+    monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
+    monkeypatch.setattr("dml.launch.sweep.cores", lambda: 8)
+    monkeypatch.setattr("dml.process.cores", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    given: list[dict[str, str] | None] = []
+    monkeypatch.setattr("dml.launch.job.job", lambda *all_given: given.append(all_given[-1]) or 2)
+    job_of_a_sweep(OmegaConf.create({"trainer": {"devices": devices}}), ["seed=1"])
+    (env,) = given
+    names = ("DML_AT_ONCE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    assert (env and tuple(env[name] for name in names)) == expected
+
+
 def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HELD, raising=False)
     assert not is_over()

@@ -14,7 +14,7 @@ from dml.papers.experiment import Experiment, Search
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep
 from dml.papers.smoke import check_rows
-from dml.papers.tuning import command, example, searches, tuned
+from dml.papers.tuning import command_of_search, example, searches, tuned
 from dml.runs.folder import RunFolder
 from tests.conftest import TINY
 
@@ -61,7 +61,7 @@ def test_a_row_is_trained_with_what_its_search_found(
     assert [one.row for one in searches(little)] == ["plain", "ABE"]
     (search,) = searches(little, ["ABE"])
     assert search.options == ("lr=tag(log, interval(1e-4, 1e-2))", "method.M=choice(2, 4)")
-    words = command(search, tmp_path)
+    words = command_of_search(search, tmp_path)
     assert {"hydra.sweeper.n_trials=2", "protocol.select=val_classes", "method=abe"} <= set(words)
     searched(search, tmp_path, configure, 0.1, 0.3, 0.2)
     found = tuned(search, [], tmp_path)
@@ -119,8 +119,9 @@ def test_a_step_of_searches_and_trainings(little: Experiment) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_searched_recorded_and_trained(little: Experiment, tmp_path: Path) -> None:
-    actions.run(["us"], rows=["ABE"], out=tmp_path / "out", record=True)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_it_is_searched_recorded_and_trained(little: Experiment, tmp_path: Path, jobs: int) -> None:
+    actions.run(["us"], rows=["ABE"], out=tmp_path / "out", record=True, jobs=jobs)
     again = read_experiment("us/table1")
     (found,) = again.tuned
     assert len(found.trials) == 2

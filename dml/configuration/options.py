@@ -68,6 +68,7 @@ TRAINER: dict[str, Any] = {
     "checkpoint_every": Count,
     "num_workers": Annotated[int, Field(ge=0, le=1024)] | Literal["auto"],
     "matmul": Literal["highest", "high", "medium"],
+    "compile": bool,
     **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }

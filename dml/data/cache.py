@@ -9,7 +9,6 @@ a killed run leaves behind.
 """
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,9 @@ import torchvision
 from PIL import Image
 from tqdm import tqdm
 
-from dml.data.check import stamp
+from dml.data.check import digest
 from dml.data.images import VERSION, quiet
+from dml.data.paths import NO_FILE
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.errors import UserError
@@ -61,16 +61,18 @@ class ImageCache:
             raise
         except Exception as error:  # whatever damaged bytes lead to
             raise Damaged(str(error)) from None
-        if places.dtype != PLACE or places["at"].tolist() != list(range(len(rows))):
+        if places.dtype != PLACE or not np.array_equal(places["at"], np.arange(len(rows))):
             raise Damaged("it is of other images")
         written = np.sort(places, order="offset")
         if _sound(written, len(rows), len(self._pixels)) < len(rows):
             raise Damaged("the pixels are not where they should be")
-        self._place = dict(zip(rows.tolist(), places, strict=True))
+        order = np.argsort(rows)
+        self._rows, self._places = rows[order], places[order]
 
     def size(self, rows: np.ndarray) -> int:
         """Bytes of the pictures of some rows."""
-        return sum(3 * int(self._place[row]["height"]) * int(self._place[row]["width"]) for row in rows.tolist())
+        places = self._places[self._rows.searchsorted(rows)]
+        return int((3 * places["height"].astype(np.int64) * places["width"]).sum())
 
     def read(self) -> None:
         """Reads the whole file, so that the system keeps it in memory, once for all processes that map it."""
@@ -78,11 +80,12 @@ class ImageCache:
             self._pixels[start : start + READ].max()
 
     def __contains__(self, row: int) -> bool:
-        return row in self._place
+        at = self._rows.searchsorted(row)
+        return bool(at < len(self._rows) and self._rows[at] == row)
 
     def image(self, row: int) -> Image.Image:
         """The picture of a row, bit for bit."""
-        _, offset, height, width = self._place[row].tolist()
+        _, offset, height, width = self._places[self._rows.searchsorted(row)].tolist()
         pixels = self._pixels[offset : offset + 3 * height * width]
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 
@@ -104,15 +107,13 @@ def build_cache(
     Raises:
         UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
     """
-    stamps = [stamp(str(path)) for path in records.paths[rows]]
-    if None in stamps:
+    if (records.paths.files.sizes[rows] == NO_FILE).any():
         raise UserError(
             f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
         )
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
-    key = hashlib.sha256("\n".join([settings, repr(transform.first), versions, *map(str, stamps)]).encode(
-        "utf-8", "surrogateescape"
-    )).hexdigest()[:32]  # fmt: skip
+    stamps = (f"\n{stamp}" for stamp in records.paths.stamps(rows))
+    key = digest("\n".join([settings, repr(transform.first), versions]), stamps)
     folder = Path(cache_dir) / f"images-{key}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,15 +6,18 @@ not lie in files of their own (rendered, or in a zip whose checksums were verifi
 
 import hashlib
 import json
-import os
 import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from dml.data.images import VERSION, quiet, reason
+from dml.data.paths import CHUNK, NO_FILE
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.files import write_atomically
@@ -47,37 +50,33 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
 
     Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
     """
-    stamps = {int(row): found for row in rows if (found := stamp(str(records.paths[row])))}
-    if not stamps:
+    rows = rows[records.paths.files.sizes[rows] != NO_FILE]
+    if not len(rows):
         return {}
-    memory = Path(cache_dir) / f"unreadable-{_digest(list(stamps.values()))}.json"
+    stamps = (f"\n{stamp}" for stamp in records.paths.stamps(rows))
+    memory = Path(cache_dir) / f"unreadable-{digest(f'decoded as {VERSION}', stamps)}.json"
+    rows = np.sort(rows)
     known = _remembered(memory)
     if known is not None:
-        return {row: known[path] for row in sorted(stamps) if (path := str(records.paths[row])) in known}
-    bad = _decode_all(records, sorted(stamps), workers)
+        if not known:
+            return {}
+        return {row: known[path] for row, path in zip(rows.tolist(), records.paths[rows], strict=True) if path in known}
+    bad = _decode_all(records, rows, workers)
     if not any(_may_pass(error) for error in bad.values()):
-        _remember(memory, {str(records.paths[row]): reason(error) for row, error in bad.items()})
+        _remember(memory, {records.paths[row]: reason(error) for row, error in bad.items()})
     return {row: reason(error) for row, error in bad.items()}
 
 
-def stamp(path: str) -> str | None:
-    """Path, size and time of a file; None where there is no such file."""
-    try:
-        status = os.stat(path)
-    except PermissionError:  # of its folder: it is no file that can be read, and has to be told
-        return f"{path}\0?"
-    except (OSError, ValueError):
-        return None
-    return f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+def digest(first: str, others: Iterable[str]) -> str:
+    """32 hexadecimal digits of these texts, one behind the other."""
+    found = hashlib.sha256()
+    left = chain([first], others)
+    while text := "".join(islice(left, CHUNK)):
+        found.update(text.encode("utf-8", "surrogateescape"))
+    return found.hexdigest()[:32]
 
 
-def _digest(stamps: list[str]) -> str:
-    return hashlib.sha256("\n".join([f"decoded as {VERSION}", *stamps]).encode("utf-8", "surrogateescape")).hexdigest()[
-        :32
-    ]
-
-
-def _decode_all(records: Records, rows: list[int], workers: int) -> dict[int, Exception]:
+def _decode_all(records: Records, rows: np.ndarray, workers: int) -> dict[int, Exception]:
     def fault(row: int) -> Exception | None:
         try:
             records.open_image(row)
@@ -85,9 +84,16 @@ def _decode_all(records: Records, rows: list[int], workers: int) -> dict[int, Ex
             return error.with_traceback(None)  # which would keep what was decoded
         return None
 
-    with quiet(), ThreadPoolExecutor(max(1, workers)) as pool:
-        results = tqdm(pool.map(fault, rows), "checking images", len(rows), leave=False, delay=1)
-        return {row: error for row, error in zip(rows, results, strict=True) if error is not None}
+    bad: dict[int, Exception] = {}
+    bar: Any = tqdm(total=len(rows), desc="checking images", leave=False, delay=1)
+    with quiet(), ThreadPoolExecutor(max(1, workers)) as pool, bar:
+        for at in range(0, len(rows), CHUNK):  # what waits for a thread takes a kilobyte each
+            some = rows[at : at + CHUNK].tolist()
+            for row, error in zip(some, pool.map(fault, some), strict=True):
+                bar.update()
+                if error is not None:
+                    bad[row] = error
+    return bad
 
 
 def _may_pass(error: Exception) -> bool:

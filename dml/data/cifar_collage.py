@@ -12,6 +12,7 @@ from PIL import Image
 
 from dml.configuration.ranges import Seed
 from dml.data.cifar import SIDE, Cifar100, cifar100
+from dml.data.paths import Paths
 from dml.data.records import Records
 
 BACKGROUNDS = ("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "trees", "flowers")
@@ -56,10 +57,9 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
     owners = np.unique(cifar.superclasses[targets])  # [16]
     labels = np.searchsorted(owners, cifar.superclasses[targets]) + np.where(training[targets], 0, len(owners))
     names = [cifar.superclass_names[owner] for owner in owners]
-    paths = [f"{cifar.class_names[cifar.classes[row]]}/{row}" for row in targets]
     return Records(
         name=f"cifar_{kind}",
-        paths=np.array(paths),
+        paths=Paths.of(f"{cifar.class_names[cifar.classes[row]]}/{row}" for row in targets),
         labels=labels.astype(np.int64),
         roles=roles,
         class_names=[f"{name}/train" for name in names] + [f"{name}/test" for name in names],

@@ -4,7 +4,6 @@
 of the records.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -17,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from dml.data.cache import ImageCache
 from dml.data.fingerprint import difference, fingerprint
 from dml.data.on_device import OnDevice, check_fit, on_device
-from dml.data.records import Records
+from dml.data.records import Records, renumbered
 from dml.data.samplers import Place, Sampler
 from dml.data.transforms import Transform, scaled
 from dml.errors import UserError
-from dml.process import held, leave_to_the_parent
+from dml.process import cores, held, leave_to_the_parent, runs_at_once
 
 Item = dict[str, Tensor | int]
 
@@ -154,15 +153,21 @@ class DataModule(LightningDataModule):
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process, `auto` takes this device's share of the
-            cores, 16 at most.
+            cores, where several runs share the machine of this run's, 16 at most.
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
         on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
             all pictures, or those to train on where no more fit.
 
+    Attributes:
+        batch_rows: `[b]`, rows of the records of the batch that is trained on, for the host: to read them off the batch
+            would be to wait for its device.
+
     Raises:
         UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
     """
+
+    batch_rows: np.ndarray
 
     def __init__(
         self,
@@ -189,7 +194,7 @@ class DataModule(LightningDataModule):
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
         self.train_cache, self.test_cache, self._on_device = train_cache, test_cache, on_device
         self._held: tuple[OnDevice | None, OnDevice | None] | None = None
-        classes, self._labels = np.unique(records.labels[train_rows], return_inverse=True)
+        classes, self._labels = renumbered(records.labels[train_rows])
         self.train_classes = len(classes)
         self._fingerprint = fingerprint(records)
 
@@ -202,8 +207,8 @@ class DataModule(LightningDataModule):
     def num_workers(self) -> int:
         if self._workers != "auto":
             return self._workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(1, min(cores // (self.trainer.num_devices if self.trainer else 1), MOST_WORKERS))
+        devices = self.trainer.num_devices if self.trainer else 1
+        return max(1, min(cores() // (devices * runs_at_once()), MOST_WORKERS))
 
     @property
     def train_images(self) -> int:
@@ -269,6 +274,12 @@ class DataModule(LightningDataModule):
             self._held = on_device(self.train_cache, self.test_cache, self.train_rows, len(self.records), self.device)
         return self._held or (None, None)
 
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Lightning's, before a batch leaves the host."""
+        if self.trainer is not None and self.trainer.training:
+            self.batch_rows = batch["index"].numpy()
+        return batch
+
     def test_images(self, rows: np.ndarray) -> Tensor:
         """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
         return torch.stack([self.test_transform(self.records.image(int(row))) for row in rows])
@@ -287,8 +298,8 @@ class DataModule(LightningDataModule):
         A rank without a batch repeats the first one: whoever puts the ranks' batches together drops what comes twice.
         """
         rank, world_size = self._ranks()
-        places = list(range(len(rows)))
-        batches = [places[at : at + self.eval_batch_size] for at in range(0, len(rows), self.eval_batch_size)]
+        places = range(len(rows))  # whose parts are ranges too: a few bytes a batch
+        batches = [places[at : at + self.eval_batch_size] for at in places[:: self.eval_batch_size]]
         return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
 
     def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:

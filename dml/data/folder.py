@@ -4,12 +4,14 @@ import csv
 import os
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dml.configuration.ranges import Share
 from dml.data.images import SUFFIXES, decode
+from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -41,18 +43,26 @@ def folder(
     classes = class_folders(Path(root))
     names = list(classes)
     roles = _csv_roles(Path(split_csv), names, Path(root)) if split_csv else _ordered_roles(names, train_fraction)
-    images = [images_below(path) for path in classes.values()]
-    paths = np.array([path for files in images for path in files])
-    labels = np.repeat(np.arange(len(names)), [len(files) for files in images])
+    sizes: list[int] = []  # of the classes
+    paths = Paths.of(_listed(classes.values(), sizes))
+    labels = np.repeat(np.arange(len(names)), sizes)
     return Records(
         name=name,
         paths=paths,
         labels=labels.astype(np.int64),
         roles=np.array(roles)[labels],
         class_names=names,
-        open_image=lambda row: decode(str(paths[row])),
+        open_image=lambda row: decode(paths[row]),
         unreadable=unreadable,
     )
+
+
+def _listed(folders: Iterable[Path], sizes: list[int]) -> Iterator[str]:
+    """The images of all folders, one folder after another; appends to `sizes` how many each has."""
+    for folder in folders:
+        images = images_below(folder)
+        sizes.append(len(images))
+        yield from images
 
 
 def class_folders(root: Path) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
 from dml.configuration.ranges import Few, Seed
+from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -64,7 +65,7 @@ def glyphs(classes: int = 160, images_per_class: Few = 24, size: Few = 48, seed:
     pixels = np.stack([draw_glyph(character, size, [seed, ord(character), n]) for character, n in pictures])
     return Records(
         name="glyphs",
-        paths=np.array([f"U+{ord(c):04X} {c} {n:03d}" for c, n in pictures]),
+        paths=Paths.of(f"U+{ord(c):04X} {c} {n:03d}" for c, n in pictures),
         labels=labels.astype(np.int64),
         roles=np.where(labels < classes // 2, "train", "test"),
         class_names=characters,

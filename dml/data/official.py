@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from dml.data.images import SUFFIXES, Box, closed_folder, decode
+from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -79,7 +80,7 @@ def records(
     items = [item for item in items if keep(item)]
     classes = list(dict.fromkeys(item.label for item in items))
     number = {label: i for i, label in enumerate(classes)}
-    paths = np.array([str(root / item.path) for item in items], dtype=object).astype(str)
+    paths = Paths.of(str(root / item.path) for item in items)
     boxes = [item.box for item in items]
     cameras = [item.camera for item in items if item.camera is not None]
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dml.data.folder import class_folders, images_below
 from dml.data.images import decode, reason
+from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
@@ -54,7 +55,7 @@ def omniglot(root: str, unreadable: Unreadable = "stop") -> Records:
 def _records(drawings: Drawings, train: set[str], unreadable: Unreadable) -> Records:
     names = list(drawings)
     labels = np.repeat(np.arange(len(names)), [len(images) for images in drawings.values()])
-    paths = np.array([path for images in drawings.values() for path, _ in images])
+    paths = Paths.of(path for images in drawings.values() for path, _ in images)
     encoded = [content for images in drawings.values() for _, content in images]
     roles = np.array(["train" if name in train else "test" for name in names])
     return Records(
@@ -63,7 +64,7 @@ def _records(drawings: Drawings, train: set[str], unreadable: Unreadable) -> Rec
         labels=labels.astype(np.int64),
         roles=roles[labels],
         class_names=names,
-        open_image=lambda row: decode(str(paths[row]) if (c := encoded[row]) is None else BytesIO(c)),
+        open_image=lambda row: decode(paths[row] if (c := encoded[row]) is None else BytesIO(c)),
         unreadable=unreadable,
     )
 

@@ -95,7 +95,7 @@ def _found(config: DictConfig, root: Path) -> Path:
 def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
     staging, downloads = root.parent / f".{root.name}.unpacking", root.parent / f".{root.name}.downloads"
     shutil.rmtree(staging, ignore_errors=True)
-    files = [path for source in sources for path in _given(source, downloads)] or _fetched(config, downloads)
+    files = [path for source in sources for path in given(source, downloads)] or _fetched(config, downloads)
     staging.mkdir()
     try:
         for path in files:
@@ -123,9 +123,14 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
     return root
 
 
-def _given(source: str, downloads: Path) -> list[Path]:
+def given(source: str, downloads: Path, **known: Any) -> list[Path]:
+    """A path, or what a URL gave, which stays in `downloads`. What is `known` of a download: see `fetch`.
+
+    Raises:
+        UserError: nothing is there.
+    """
     if "://" in source:
-        return [_download(source, downloads)]
+        return [_download(source, downloads, **known)]
     path = Path(source).expanduser()
     if not path.exists():
         raise UserError(f"source={source} is neither a file, a folder nor a URL.")

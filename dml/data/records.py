@@ -1,4 +1,4 @@
-"""What every dataset file returns: paths, labels and roles as plain arrays, and a way to open a row's image.
+"""What every dataset file returns: paths, labels and roles as columns, and a way to open a row's image.
 
 N images, C classes.
 """
@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dml.data.images import quiet, reason
+from dml.data.paths import Paths
 from dml.errors import UserError
 
 ROLES = ("train", "test", "query", "gallery")
@@ -36,7 +37,7 @@ class Records:
 
     Attributes:
         name: the dataset's, for reports.
-        paths: `[N]` str, a file, or a name that tells a person which image it is.
+        paths: N, a file each, or a name that tells a person which image it is.
         labels: `[N]` int64, 0..C-1, every class with at least one image.
         roles: `[N]` str, one of `ROLES`. `test` rows are both query and gallery.
         class_names: C names.
@@ -50,7 +51,7 @@ class Records:
     """
 
     name: str
-    paths: np.ndarray
+    paths: Paths
     labels: np.ndarray
     roles: np.ndarray
     class_names: list[str]
@@ -59,7 +60,7 @@ class Records:
     cameras: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        assert self.paths.shape == self.labels.shape == self.roles.shape
+        assert self.labels.shape == self.roles.shape == (len(self.paths),)
         assert self.labels.dtype == np.int64
         assert np.isin(self.roles, ROLES).all()
         assert self.cameras is None or self.cameras.shape == self.labels.shape
@@ -73,7 +74,8 @@ class Records:
         if not sizes.all():
             raise UserError(f"class {self.class_names[int(sizes.argmin())]!r} of dataset {self.name} has no images")
         train = self.roles == "train"
-        shared = np.intersect1d(self.labels[train], self.labels[~train])
+        trained, evaluated = (np.bincount(self.labels[side], minlength=len(sizes)) > 0 for side in (train, ~train))
+        shared = np.flatnonzero(trained & evaluated)
         if len(shared):
             raise UserError(
                 f"class {self.class_names[shared[0]]!r} of dataset {self.name} is both in training and in evaluation "
@@ -105,11 +107,11 @@ class Records:
 
     def subset(self, rows: np.ndarray) -> "Records":
         """These rows `[n]` alone, in this order; classes that lose all images go, the others are renumbered."""
-        classes, labels = np.unique(self.labels[rows], return_inverse=True)
+        classes, labels = renumbered(self.labels[rows])
         return Records(
             name=self.name,
             paths=self.paths[rows],
-            labels=labels.astype(np.int64),
+            labels=labels,
             roles=self.roles[rows],
             class_names=[self.class_names[c] for c in classes],
             open_image=lambda row: self.open_image(int(rows[row])),
@@ -134,3 +136,9 @@ class Records:
             raise UnreadableImage(
                 f"the image {self.paths[row]} cannot be read ({reason(error)}): repair it, or remove it and start again"
             ) from error
+
+
+def renumbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The C classes of some labels `[n]` int64, which count from 0, ascending; and the labels as 0..C-1."""
+    there = np.bincount(labels) > 0
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[labels]

@@ -104,35 +104,43 @@ class MPerClass(Sampler):
         if batch_size % m:
             raise UserError(f"sampler.batch_size={batch_size} does not divide by sampler.m={m}")
         self.m = m
-        self.members = _by_class(labels)
-        if len(self.members) < batch_size // m:
+        self.classes = _Classes(labels)
+        if len(self.classes) < batch_size // m:
             raise UserError(
                 f"a batch of {batch_size} with {m} images a class needs {batch_size // m} classes and there are "
-                f"{len(self.members)}: set sampler.batch_size to at most {len(self.members) * m}"
+                f"{len(self.classes)}: set sampler.batch_size to at most {len(self.classes) * m}"
             )
 
     def within(self, images: np.ndarray) -> Self:
         part = copy.copy(self)
         part.labels = self.labels[images]
-        part.members = _by_class(part.labels)
+        part.classes = _Classes(part.labels)
         return part
 
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
         wanted = self.batch_size // self.m
-        times, more = divmod(wanted, len(self.members))  # 0 times but inside a small cluster
+        times, more = divmod(wanted, len(self.classes))  # 0 times but inside a small cluster
         for _ in range(self.steps_per_epoch):
-            classes = rng.choice(len(self.members), min(wanted, len(self.members)), replace=False)
+            classes = rng.choice(len(self.classes), min(wanted, len(self.classes)), replace=False)
             counts = [self.m * (times + (i < more)) for i in range(len(classes))]
             # resize cuts a longer permutation and repeats a shorter one
-            drawn = [np.resize(rng.permutation(self.members[c]), n) for c, n in zip(classes, counts, strict=True)]
+            drawn = [np.resize(rng.permutation(self.classes[c]), n) for c, n in zip(classes, counts, strict=True)]
             yield np.concatenate(drawn)
 
 
-def _by_class(labels: np.ndarray) -> list[np.ndarray]:
-    """The positions of each class."""
-    sizes = np.unique(labels, return_counts=True)[1]
-    return np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
+class _Classes:
+    """The positions of each class, the classes in ascending order: two arrays, however many classes there are."""
+
+    def __init__(self, labels: np.ndarray) -> None:
+        self._order = np.argsort(labels, kind="stable")  # images class after class
+        self._ends = np.cumsum(np.unique(labels, return_counts=True)[1])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, at: int) -> np.ndarray:
+        return self._order[self._ends[at - 1] if at else 0 : self._ends[at]]
 
 
 class Pairs(Sampler):
@@ -178,8 +186,9 @@ class Pairs(Sampler):
         quarter = self.batch_size // 4
         for _ in range(self.steps_per_epoch):
             first = rng.choice(self.paired, quarter, replace=False)
-            others = np.setdiff1d(np.arange(len(self.labels)), first, assume_unique=True)
-            second = rng.choice(others, quarter, replace=False)
+            # Among all images but those: drawn as if they were numbered without them, then numbered again with them.
+            second = rng.choice(len(self.labels) - quarter, quarter, replace=False)
+            second += np.searchsorted(np.sort(first) - np.arange(quarter), second, side="right")
             yield np.concatenate([first, second, self._positives(first, rng), self._negatives(second, rng)])
 
     def _positives(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 
-from dml.data.fingerprint import places
 from dml.data.records import Records
 from dml.errors import UserError
 
@@ -57,7 +56,7 @@ class Split:
 class _Overlaps:
     def __init__(self, records: Records, rows: Mapping[str, np.ndarray]) -> None:
         self.records, self.rows = records, rows
-        self.image = places(records.paths)  # [N]: which image it is
+        self.image = records.paths.files.places  # [N]: which image it is
 
     def check(self, with_own_image: bool) -> None:
         parts = list(self.rows)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,28 @@ def objective(config: DictConfig, metrics: dict[str, float]) -> float:
 
 
 def job(
-    overrides: list[str], folder: Path, log: Path | None = None, is_over: Callable[[], bool] = lambda: False
+    overrides: list[str],
+    folder: Path,
+    log: Path | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    env: Mapping[str, str] | None = None,
 ) -> int:
     """Carries out a run in a process of its own, passes signals on to it, and returns its exit code.
 
     Args:
         log: where its output goes; None: where that of this process goes.
+        env: its environment; None: this process's.
         is_over: asked twice a second; when it says yes, the run is stopped by SIGTERM.
 
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
     """
     told: list[int] = []
-    with started_from_here(), (log or Path(os.devnull)).open("a") as file:
+    with started_from_here() as own, (log or Path(os.devnull)).open("a") as file:
         output: Any = file if log else None
-        process = subprocess.Popen(typed(overrides, folder), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            typed(overrides, folder), stdout=output, stderr=output, env=None if env is None else {**env, **own}
+        )
 
     def pass_on(number: int, frame: Any) -> None:
         told.append(number)

@@ -22,7 +22,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.errors import Interrupted, UserError, stop
-from dml.process import SWEPT
+from dml.process import SWEPT, cores, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
@@ -190,7 +190,7 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     log = folder.with_name(f"{folder.name}.log") if at_once else None
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
-        code = job(overrides, folder, log, is_over)
+        code = job(overrides, folder, log, is_over, _environment(config, hydra_config))
     except Interrupted:
         if at_once:  # it ends by itself where its neighbours still write their checkpoints
             return None
@@ -204,6 +204,15 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     with suppress(OSError):
         mark.unlink(missing_ok=True)
     return objective(config, json.loads((folder / "metrics.json").read_text()))
+
+
+def _environment(config: DictConfig, hydra_config: Any) -> dict[str, str] | None:
+    """Of a job that has others beside it on this machine: joblib's, of whose number only the launcher knows."""
+    number = hydra_config.launcher.get("n_jobs")
+    if number is None:
+        return None
+    at_once = number if number > 0 else max(1, cores() + 1 + number)  # as joblib counts them
+    return share_of_the_machine(hydra_config.job.num, at_once, several_devices=config.trainer.devices != 1)
 
 
 def mark_of(folder: Path) -> Path:

@@ -57,6 +57,25 @@ def contrastive_of_pairs(embeddings: Tensor, labels: Tensor, margin: float = 1.0
     return torch.where(same, distances, F.relu(margin - distances)).mean()
 
 
+def cosine_contrastive(embeddings: Tensor, labels: Tensor, margin: float = 0.5) -> Tensor:
+    """Contrastive loss on cosine similarities s, as in the code of DIABLO's authors (pierre-jacob/ICCV2019-Horde).
+
+    `1/2 mean_pos (1 - s)^2 + 1/2 mean_active [s - margin]_+`: over all positive pairs, and over the negative ones that
+    are more similar than the margin. A kind of pair that the batch lacks contributes zero.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+
+    Returns:
+        Scalar.
+    """
+    similarities = embeddings @ embeddings.mT
+    positive, negative = all_pairs(labels)
+    active = negative & (similarities > margin)
+    return (_masked_mean((1 - similarities).square(), positive) + _masked_mean(similarities - margin, active)) / 2
+
+
 def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
     """Divergence loss: pushes the learners' embeddings of one image apart (ABE eq. 9).
 

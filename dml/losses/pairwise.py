@@ -30,6 +30,20 @@ class SquaredContrastive(nn.Module):
         return formula(embeddings, labels, self.margin)
 
 
+class CosineContrastive(nn.Module):
+    """`functional.cosine_contrastive` (DIABLO).
+
+    pytorch-metric-learning's ContrastiveLoss on cosine similarities does not square what positive pairs lack.
+    """
+
+    def __init__(self, margin: Number = 0.5) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return functional.cosine_contrastive(embeddings, labels, self.margin)
+
+
 class BinomialDeviance(nn.Module):
     """`functional.binomial_deviance` (DIABLO, DeML)."""
 

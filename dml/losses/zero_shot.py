@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dml.configuration.ranges import Positive
-from dml.errors import UserError
 
 
 class ZeroShotPrediction(nn.Module):
@@ -19,7 +18,7 @@ class ZeroShotPrediction(nn.Module):
     should find the right ones. The classes' embeddings are learned along.
 
     The value is the mean over the two halves; eq. 4.4 writes their sum, Algorithm 4 the mean over the batch, which is
-    the same where the halves are equal.
+    the same where the halves are equal. A batch of a single class has nothing to predict, and the value 0.
 
     Args:
         classes: C.
@@ -28,7 +27,7 @@ class ZeroShotPrediction(nn.Module):
         logit_scale: factor of the softmax's logits; the paper has none, the released code 9.5.
 
     Raises:
-        UserError: an option out of range; on a batch, fewer than two classes.
+        UserError: an option out of range.
     """
 
     def __init__(self, classes: int, width: int, ridge: Positive = 0.05, logit_scale: Positive = 1.0) -> None:
@@ -39,42 +38,51 @@ class ZeroShotPrediction(nn.Module):
 
     def forward(self, attributes: Tensor, labels: Tensor) -> Tensor:
         first = class_halves(labels)
-        halves = [(attributes[rows], labels[rows]) for rows in (first, ~first)]
-        return (self._of_half(*halves[0], *halves[1]) + self._of_half(*halves[1], *halves[0])) / 2
-
-    def _of_half(self, known: Tensor, known_labels: Tensor, unknown: Tensor, labels: Tensor) -> Tensor:
-        """The loss of one half's images, predicted from the other half."""
-        predicted = ridge_prediction(known, self.embeddings[known_labels], unknown, self.ridge)
-        return F.cross_entropy(self.logit_scale * predicted @ self.embeddings.to(predicted.dtype).T, labels)
+        known = torch.stack([first, ~first])  # [2,N]
+        predicted = ridge_prediction(attributes, self.embeddings[labels], known, self.ridge)  # [2,N,e]
+        logits = self.logit_scale * predicted @ self.embeddings.to(predicted.dtype).T
+        wrong = F.cross_entropy(logits.movedim(-1, 1), labels.expand(2, -1), reduction="none")
+        # Where a half is empty nothing can be predicted.
+        of_halves = torch.where(known, 0, wrong).sum(1) / (~known).sum(1).clamp(min=1)
+        return torch.where(first.any() & ~first.all(), of_halves.mean(), 0)
 
 
 def class_halves(labels: Tensor) -> Tensor:
-    """`[N]` bool: the images of a random half of the batch's classes (the smaller half where their number is odd).
+    """`[N]` bool: the images of a random half of the batch's classes (the smaller half where their number is odd; none
+    of a single class).
 
-    Draws from torch's global generator, which is seeded by the step.
-
-    Raises:
-        UserError: fewer than two classes.
+    Draws from torch's global generator of the CPU, which is seeded by the step.
     """
-    classes = labels.unique()
-    if len(classes) < 2:
-        raise UserError(
-            "The zero-shot loss parts the classes of a batch in two, and a batch has one class only: raise "
-            "sampler.batch_size, lower sampler.m, or set method.lambda_zs=0."
-        )
-    order = torch.randperm(len(classes)).to(labels.device)
-    return torch.isin(labels, classes[order[: len(classes) // 2]])
+    count = len(labels)
+    order, places = labels.sort()
+    number = F.pad(order[1:] != order[:-1], (1, 0)).cumsum(0)  # of the class, 0 and up
+    classes = number[-1] + 1
+    # A copy that the host does not wait for.
+    drawn = torch.randperm(count, pin_memory=labels.is_cuda).to(labels.device, non_blocking=True)
+    # A class is as far ahead as its number was drawn among those that the batch has.
+    ahead = (drawn[:, None] > drawn) & (torch.arange(count, device=labels.device) < classes)
+    return torch.zeros_like(labels, dtype=torch.bool).scatter(0, places, (ahead.sum(1) < classes // 2)[number])
 
 
-def ridge_prediction(inputs: Tensor, targets: Tensor, queries: Tensor, ridge: float) -> Tensor:
-    """Ridge regression without intercept (P3), fitted and applied: `[a,m]`, `[a,e]`, `[b,m]` -> `[b,e]`.
+def ridge_prediction(inputs: Tensor, targets: Tensor, known: Tensor, ridge: float) -> Tensor:
+    """Ridge regression without intercept (P3), fitted to some rows and applied to all.
 
-    In the dual form, whose system has the size of a half batch. In float32 at least: the kernel of a class's images is
-    nearly singular.
+    In the dual form, in float32 at least: the kernel of a class's images is nearly singular. Rows that are not known
+    are zero there, so that sizes do not depend on how many are.
+
+    Args:
+        inputs, targets: `[N,m]`, `[N,e]`.
+        known: `[...,N]` bool, the rows that a regression is fitted to.
+
+    Returns:
+        `[...,N,e]`.
     """
     kind = torch.promote_types(inputs.dtype, torch.float32)
-    inputs, targets, queries = inputs.to(kind), targets.to(kind), queries.to(kind)
+    inputs, targets = inputs.to(kind), targets.to(kind)
     with torch.autocast(inputs.device.type, enabled=False):
         kernel = inputs @ inputs.T
-        kernel = kernel + ridge * torch.eye(len(inputs), dtype=kind, device=inputs.device)
-        return queries @ inputs.T @ torch.linalg.solve(kernel, targets)
+        among = torch.where(known[..., :, None] & known[..., None, :], kernel, 0)
+        among = among + ridge * torch.eye(len(inputs), dtype=kind, device=inputs.device)
+        # Not torch.linalg.solve, which waits to learn whether it could.
+        weights = torch.linalg.solve_ex(among, torch.where(known[..., None], targets, 0)).result
+        return kernel @ weights

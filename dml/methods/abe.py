@@ -78,7 +78,7 @@ class Ensemble(Method):
         if self.lambda_div:
             divergence = functional.divergence(output.embeddings, self.margin_div)
             if self.balance is not None:
-                divergence = self.balance(terms["metric"], divergence, output.raw, self.global_step)
+                divergence = self.balance(terms["metric"], output.raw, divergence, output.raw, self.global_step)
             terms["divergence"] = self.lambda_div * divergence
         return terms
 

@@ -28,17 +28,17 @@ class Balance(nn.Module):
         self.register_buffer("metric", torch.zeros(()))  # sums of gradients' norms
         self.register_buffer("side", torch.zeros(()))
 
-    def forward(self, metric: Tensor, side: Tensor, outputs: Tensor, step: int) -> Tensor:
+    def forward(self, metric: Tensor, of_metric: Tensor, side: Tensor, of_side: Tensor, step: int) -> Tensor:
         """The side loss, balanced.
 
         Args:
             metric, side: scalars, the two losses as they are.
-            outputs: `[N,L,d]`, what both depend on.
+            of_metric, of_side: `[N,L,d]`, the learners' outputs that they are taken on.
             step: how many steps were taken before.
         """
-        if step < STEPS and outputs.requires_grad:
-            self.metric += _gradient(metric, outputs)
-            self.side += _gradient(side, outputs)
+        if step < STEPS and of_metric.requires_grad:
+            self.metric += _gradient(metric, of_metric)
+            self.side += _gradient(side, of_side)
         return self.weight * side
 
     @property

@@ -79,6 +79,7 @@ class Method(TrainedModule, Waits):
         self.lr, self.head_lr_factor = lr, head_lr_factor
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
         self.warm_up, self.rests_until = warm_up, 0  # epochs; step
+        self.compiled_learners: Callable[[Tensor], Output] | None = None  # of training steps, see trainer.compile
 
     # What a subclass writes.
 
@@ -169,7 +170,9 @@ class Method(TrainedModule, Waits):
             NonFiniteLoss: something failed on terms that are NaN or infinite. Without a failure `finite` knows of them.
         """
         with self.finite.step(self.global_step + 1) as seen:
-            output = self.learners(self.normalized(batch["image"])).of_all_ranks()
+            # What rests counts its steps, which no graph does.
+            compiled = None if any(True for _ in self._resting()) else self.compiled_learners
+            output = (compiled or self.learners)(self.normalized(batch["image"])).of_all_ranks()
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
                 terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})

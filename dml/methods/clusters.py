@@ -9,6 +9,45 @@ from torch.nn import functional as F
 from dml.errors import UserError
 
 
+class Remembered:
+    """The embedding of each training image as training saw it last, on the device that makes embeddings.
+
+    Args:
+        rows: `[N]` of the records, ascending.
+        embeddings: `[N,D]`, to begin with; kept in float32.
+    """
+
+    def __init__(self, rows: np.ndarray, embeddings: Tensor) -> None:
+        self.rows, self.embeddings = torch.as_tensor(rows), embeddings.float()
+
+    @torch.no_grad()
+    def update(self, index: Tensor, embeddings: Tensor) -> None:
+        """Those of a batch: rows `[B]` and `[B,D]`. Of an image that is there twice the last one counts."""
+        self.rows, self.embeddings = self.rows.to(index.device), self.embeddings.to(index.device)
+        same = index[:, None] == index
+        last = torch.where(same, torch.arange(len(index), device=index.device), -1).amax(1)
+        self.embeddings.index_copy_(0, torch.searchsorted(self.rows, index), embeddings.detach()[last].float())
+
+
+def fixed_grouping(kind: str, k: int, labels: np.ndarray, seed: int) -> np.ndarray | None:
+    """The learner `[N]` of each of N images where it does not depend on embeddings; None: it does.
+
+    Args:
+        kind: `one` learner of all, a `random` partition, or by `labels`, the classes in their order cut into k runs of
+            about as many images.
+        labels: `[N]`.
+    """
+    if kind == "one":
+        return np.zeros(len(labels), np.int64)
+    if kind == "random":
+        return np.random.default_rng([seed, 0, 2]).permutation(len(labels)) % k
+    if kind == "labels":
+        sizes = np.bincount(labels)
+        middle = np.cumsum(sizes) - sizes / 2  # a class is where its middle image is
+        return (middle * k / len(labels)).astype(np.int64)[labels]
+    return None
+
+
 def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndarray:
     """`current`, relabelled so that each cluster goes to the learner whose previous cluster it overlaps most.
 

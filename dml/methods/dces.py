@@ -21,7 +21,7 @@ from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
-from dml.methods.clusters import match_clusters, negative_distances, overlaps
+from dml.methods.clusters import Remembered, fixed_grouping, match_clusters, negative_distances, overlaps
 from dml.models.backbones.stages import Backbone
 from dml.models.heads import Slices
 
@@ -87,6 +87,7 @@ class DCES(Method):
     counted_by = ("K",)
     rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
     sampler: Clusters
+    data: DataModule
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class DCES(Method):
         self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
         self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
-        self.memory: np.ndarray | None = None  # [N,D] float32, running: the embedding of each image as last seen
+        self.memory: Remembered | None = None  # running
         self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see `negative_distances`
 
     # The network.
@@ -158,10 +159,8 @@ class DCES(Method):
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
         if self.memory is not None:
-            # On the CPU, where of an image that is twice in the batch the last one counts.
-            places = np.searchsorted(self.rows, batch["index"].cpu().numpy())
-            self.memory[places] = output.embeddings.detach().flatten(1).float().cpu().numpy()
-        self.active = self._turn(batch)
+            self.memory.update(batch["index"], output.embeddings.flatten(1))
+        self.active = self._turn()
         if self.active is None:
             terms = self.metric(len(self.losses) - 1, output.ensemble(), output, batch)
         else:
@@ -171,12 +170,13 @@ class DCES(Method):
         first = next(iter(terms))
         return terms | {first: terms[first] + 0 * torch.stack(idle).sum()} if idle else terms
 
-    def _turn(self, batch: Batch) -> int | None:
+    def _turn(self) -> int | None:
         """The learner whose cluster the batch is of; None: it is the full embedding's turn."""
         if self.global_step >= self.schedule.merged_from or len(self.slices) == 1:
             return None
         assert self.clusters is not None
-        return int(self.clusters[np.searchsorted(self.rows, int(batch["index"][0]))])
+        # As the host knows them. A rank's part of the batch is of the same cluster as the whole.
+        return int(self.clusters[np.searchsorted(self.rows, self.data.batch_rows[0])])
 
     def on_after_backward(self) -> None:
         """Without a gradient, rather than with one of zero, the optimizer leaves a parameter alone: momentum and decay
@@ -195,7 +195,7 @@ class DCES(Method):
         super().attach(data)
         if data.train_images < self.K:
             raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
-        self.rows = data.train_rows
+        self.data, self.rows = data, data.train_rows
         assert (np.diff(self.rows) > 0).all()  # the order of a table of embeddings
         self.schedule = Schedule(
             period=self.T * data.sampler.steps_per_epoch,
@@ -247,31 +247,23 @@ class DCES(Method):
 
     def _fixed_grouping(self) -> np.ndarray | None:
         """The learner `[N]` of each training image where it does not depend on embeddings."""
-        count, labels = len(self.rows), self.sampler.labels
-        if self.K == 1:
-            return np.zeros(count, np.int64)
-        if self.grouping == "random":
-            return np.random.default_rng([self.sampler.seed, 0, 2]).permutation(count) % self.K
-        if self.grouping == "labels":
-            sizes = np.bincount(labels)
-            middle = np.cumsum(sizes) - sizes / 2  # a class is where its middle image is
-            return (middle * self.K / count).astype(np.int64)[labels]
-        return None
+        kind = "one" if self.K == 1 else self.grouping
+        return fixed_grouping(kind, self.K, self.sampler.labels, self.sampler.seed)
 
     def _embeddings(self, step: int) -> np.ndarray:
         """What is clustered, `[N,D]` float32, the same on every rank."""
         self.finite.check()
         if self.memory is not None:
-            return self.memory
+            return self.memory.embeddings.cpu().numpy()
         of = None if self.space == "embedding" else self._unit_features
         table = embed_rows(self.trainer, self.rows, f"clustering at step {step}", of=of)
         with self.finite.step(step + 1) as seen:
             seen["embeddings"] = table.embeddings.sum()
         self.finite.check()
-        embeddings = table.embeddings.flatten(1).cpu().numpy()
+        embeddings = table.embeddings.flatten(1)
         if self.assignments_from == "running":
-            self.memory = embeddings
-        return embeddings
+            self.memory = Remembered(self.rows, embeddings)
+        return embeddings.cpu().numpy()
 
     def _cluster(self, embeddings: np.ndarray, step: int) -> np.ndarray:
         """K-means on rank 0, told to all: `[N,D]` -> `[N]`, in the order in which it numbers clusters."""
@@ -339,12 +331,14 @@ class DCES(Method):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        clusters, memory = (None if x is None else torch.as_tensor(x) for x in (self.clusters, self.memory))
+        clusters = None if self.clusters is None else torch.as_tensor(self.clusters)
+        memory = None if self.memory is None else self.memory.embeddings
         checkpoint["dces"] = {"clusters": clusters, "memory": memory, "negatives": self.negatives}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["dces"]
-        self.clusters, self.memory = (None if x is None else x.numpy() for x in (state["clusters"], state["memory"]))
+        self.clusters = None if state["clusters"] is None else state["clusters"].numpy()
+        self.memory = None if state["memory"] is None else Remembered(self.rows, state["memory"])
         self.negatives = state["negatives"]
         if self.clusters is not None:
             self.sampler.regroup(self.clusters)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from dml.configuration.ranges import Few, NotNegative, Size, check_value
@@ -62,8 +63,18 @@ class Scale(nn.Module):
         """F's output `[B,C,h,w]` -> channel attention proposals `[B,J,C,h,w]`."""
         return torch.stack([cam(maps) for cam in self.cams], dim=1)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Normalised images -> learner outputs `[B,J,d]`, and the layers' maps, each `[B,C,h,w]`.
+    def for_the_adversary(self, branches: Tensor) -> Tensor:
+        """G's outputs `[B,J,C,h,w]` -> learner outputs `[B,J,d]` once more, by layers that get no gradient of it and
+        keep their statistics: eq. 4 is a game between the adversary and f, g and the CAMs."""
+        outputs = []
+        for j, head in enumerate(self.heads):
+            weights = {name: weight.detach() for name, weight in head.named_parameters()}
+            statistics = {name: buffer.clone() for name, buffer in head.named_buffers()}
+            outputs.append(functional_call(head, weights | statistics, branches[:, j]))
+        return torch.stack(outputs, dim=1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Normalised images -> learner outputs `[B,J,d]`, G's `[B,J,C,h,w]`, and the layers' maps, each `[B,C,h,w]`.
 
         Above the channel attention each learner has maps of its own: object attention looks at their mean.
         """
@@ -74,7 +85,7 @@ class Scale(nn.Module):
         branches = features.unflatten(0, proposals.shape[:2])
         outputs = torch.stack([head(branches[:, j]) for j, head in enumerate(self.heads)], dim=1)
         taps = [*below.values(), *(tap.detach().unflatten(0, proposals.shape[:2]).mean(1) for tap in above.values())]
-        return outputs, taps
+        return outputs, branches, taps
 
 
 class Adversary(nn.Module):
@@ -110,9 +121,10 @@ class DeML(Method):
     """I scales of J learners. Each scale sees what the one before found to be the object, enlarged.
 
     Every scale has a trunk of its own, and all are trained together; no gradient passes the crop. The learners of a
-    scale are kept apart by an adversary: it maps them to where they agree (eq. 4), and by a reversed gradient they are
-    trained to differ there. Learner i*J + j is CA(i,j). The adversary is given the learners' outputs at unit norm,
-    where eq. 4 has them as they are: by length alone learners would differ without end.
+    scale are kept apart by an adversary: it maps them to where they agree (eq. 4), and by a reversed gradient F, G
+    and the CAMs, not the learners' own layers, are trained to make them differ there (section 3.2). Learner i*J + j is
+    CA(i,j). The adversary is given the learners' outputs at unit norm, where eq. 4 has them as they are: by length
+    alone learners would differ without end.
 
     The released code differs: it has no adversary in use, but a contrastive hinge between the learners of a scale
     (`adversary=hinge`).
@@ -189,35 +201,49 @@ class DeML(Method):
         return {f"scales/{i}": slice(i * self.J, (i + 1) * self.J) for i in range(self.I)} if self.I > 1 else {}
 
     def learners(self, images: Tensor) -> Output:
-        return Output(self.walk(images)[0])
+        outputs, _, branches = self.walk(images)
+        if not self.adversaries or not torch.is_grad_enabled():
+            return Output(outputs)
+        played = []
+        for scale, of_scale in zip(self.scales, branches, strict=True):
+            assert isinstance(scale, Scale)
+            played.append(scale.for_the_adversary(of_scale))
+        return Output(outputs, played=torch.cat(played, dim=1))
 
-    def walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
-        """Normalised images -> outputs of all learners `[B,I*J,d]`, and where each scale but the last found the object
-        that the next one looks at."""
-        outputs, regions = [], []
+    def walk(self, images: Tensor) -> tuple[Tensor, list[Region], list[Tensor]]:
+        """Normalised images -> outputs of all learners `[B,I*J,d]`, where each scale but the last found the object
+        that the next one looks at, and G's outputs in each scale, `[B,J,C,h,w]`."""
+        outputs, regions, branches = [], [], []
         for i, scale in enumerate(self.scales):
-            of_scale, maps = scale(images)
+            of_scale, of_branches, maps = scale(images)
             outputs.append(of_scale)
+            branches.append(of_branches)
             if i + 1 < self.I:
                 proposal = torch.stack([_resized(self.object_attention(layer), images) for layer in maps]).mean(0)
                 regions.append(Region(proposal, object_boxes(proposal)))
                 images = crop_and_zoom(images, regions[-1].boxes)
-        return torch.cat(outputs, dim=1), regions
+        return torch.cat(outputs, dim=1), regions, branches
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """Eq. 5, the mean of the learners' losses, and what keeps the learners of a scale apart (eq. 4)."""
         terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
         of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
+        sides = {}  # losses, and the outputs that they are on
         if self.adversaries:
-            mapped = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
-            terms["adversary"] = torch.stack([functional.discrepancy(m) for m in mapped]).sum()
+            played = F.normalize(output.auxiliary["played"].to(output.raw.dtype), dim=-1)
+            opponents = zip(self.adversaries, played.unflatten(1, (self.I, self.J)).unbind(1), strict=True)
+            mapped = [net(functional.reverse(e)) for net, e in opponents]
+            sides["adversary"] = (
+                torch.stack([functional.discrepancy(m) for m in mapped]).sum(),
+                output.auxiliary["played"],
+            )
         if self.adversary == "hinge" and self.J > 1:
             apart = [functional.divergence(e, margin=2.0) for e in of_scales]
-            terms["hinge"] = torch.stack(apart).sum()
-        for name in terms.keys() & {"adversary", "hinge"}:
+            sides["hinge"] = torch.stack(apart).sum(), output.raw
+        for name, (side, seen) in sides.items():
             if self.balance is not None:
-                terms[name] = self.balance(terms["metric"], terms[name], output.raw, self.global_step)
-            terms[name] = self.lambda_adv * terms[name]
+                side = self.balance(terms["metric"], output.raw, side, seen, self.global_step)
+            terms[name] = self.lambda_adv * side
         return terms
 
     def on_step_end(self, step: int) -> dict[str, float]:

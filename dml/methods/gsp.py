@@ -5,6 +5,7 @@ B images, d width of the embedding, m prototypes.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dml.methods.baseline import Baseline
 from dml.models.backbones.stages import Backbone
 from dml.models.gsp import GSPHead
 
+BATCHES = 32  # that are looked at before the training
 CLASSES, OF_A_CLASS = 16, 16  # of the test, in the picture of prototypes
 
 
@@ -56,7 +58,7 @@ class GSP(Baseline):
         options: see `Method`.
 
     Raises:
-        UserError: another head.
+        UserError: another head; data whose batches have a single class each.
     """
 
     head: GSPHead
@@ -79,6 +81,15 @@ class GSP(Baseline):
             raise UserError("method=gsp pools with head=gsp: give it, or choose method=baseline for another head.")
         self.lambda_zs = lambda_zs
         self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
+
+    def attach(self, data: DataModule) -> None:
+        super().attach(data)
+        batches = islice(data.sampler.batches(0), BATCHES)
+        if self.zero_shot is not None and all(len(set(data.sampler.labels[batch])) == 1 for batch in batches):
+            raise UserError(
+                "The zero-shot loss parts the classes of a batch in two, and batches have one class only: raise "
+                "sampler.batch_size, lower sampler.m, or set method.lambda_zs=0."
+            )
 
     def learners(self, images: Tensor) -> Output:
         """With `attributes [B,m]`, what the zero-shot loss is on, once there are prototypes."""

@@ -20,12 +20,13 @@ class Output:
     """What a pass over B images gives: learner outputs, and whatever else the objective needs of it.
 
     Args:
-        raw: learner outputs `[B,L,d]`, not scaled.
+        raw: learner outputs `[B,L,d]`, not scaled; kept in float32 at least, for norms under mixed precision.
         auxiliary: tensors with a row an image.
     """
 
     def __init__(self, raw: Tensor, **auxiliary: Tensor) -> None:
-        self.raw, self.auxiliary = raw, auxiliary
+        self.raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        self.auxiliary = auxiliary
 
     @cached_property
     def embeddings(self) -> Tensor:
@@ -47,10 +48,8 @@ class Output:
         return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
 
     def of_all_ranks(self) -> "Output":
-        """The global batch, in float32 at least."""
-        raw = gather(self.raw)
-        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        return Output(raw, **{name: gather(value) for name, value in self.auxiliary.items()})
+        """The global batch."""
+        return Output(gather(self.raw), **{name: gather(value) for name, value in self.auxiliary.items()})
 
 
 def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

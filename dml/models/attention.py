@@ -3,12 +3,11 @@
 B images, C channels, h x w cells, H x W pixels.
 """
 
-import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dml.models.parts import largest_parts
 from dml.models.precision import without_autocast
 
 
@@ -112,8 +111,7 @@ def object_boxes(proposals: Tensor) -> Tensor:
     part's box and has its centre, moved inside the image where it stands out.
 
     Args:
-        proposals: `[B,H,W]`, on any device; components are found on the CPU, all images in one pass of
-            `scipy.ndimage.label` (a GPU's label propagation takes as many passes as the longest part is long).
+        proposals: `[B,H,W]`.
 
     Returns:
         `[B,4]` int64 on the device of the proposals: left, top, right, bottom, right and bottom exclusive. The whole
@@ -122,59 +120,7 @@ def object_boxes(proposals: Tensor) -> Tensor:
     height, width = proposals.shape[1:]
     mean = proposals.mean((1, 2), keepdim=True)
     above = proposals > mean * (1 + 1e-4)  # an even map is above its mean nowhere
-    boxes = _traced_parts(above) if torch.compiler.is_exporting() else _largest_parts(above)
-    return _squares(boxes, height, width).to(proposals.device)
-
-
-def _largest_parts(above: Tensor) -> Tensor:
-    """`[B,H,W]` bool -> `[B,4]` int64 on the CPU, the box of the largest part, of equal ones the first; the whole image
-    where there is none."""
-    touching = np.zeros((3, 3, 3), bool)
-    touching[1] = True  # within an image, not between images
-    parts, count = ndimage.label(above.cpu().numpy(), structure=touching)
-    boxes = np.tile(np.array([0, 0, above.shape[2], above.shape[1]]), (len(above), 1))
-    if count:
-        sizes = np.bincount(parts.ravel(), minlength=count + 1)[1:]
-        found = ndimage.find_objects(parts)
-        image = np.array([box[0].start for box in found])
-        order = np.lexsort((-sizes, image))  # the largest of each image comes first
-        for part in order[np.unique(image[order], return_index=True)[1]]:
-            _, rows, columns = found[part]
-            boxes[image[part]] = columns.start, rows.start, columns.stop, rows.stop
-    return torch.from_numpy(boxes)
-
-
-def _traced_parts(above: Tensor) -> Tensor:
-    """`_largest_parts` in operators that a graph can hold, for `dml.export`.
-
-    Every pixel of a part takes the largest number among its neighbours, and then the number of the pixel that this one
-    belongs to, until nothing changes: all have that of their part's first pixel. Numbers are exact up to 2^24 pixels.
-    """
-    height, width = above.shape[1:]
-    count = height * width
-    number = torch.arange(count, 0, -1, dtype=torch.float32, device=above.device).view(height, width)
-
-    def changed(before: Tensor, numbers: Tensor) -> Tensor:
-        return (before != numbers).any()
-
-    def spread(before: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        near = (F.max_pool2d(numbers[:, None], 3, stride=1, padding=1).squeeze(1) * above).flatten(1)
-        far = near.gather(1, (count - near).long().clamp(max=count - 1))
-        return numbers.clone(), far.view_as(numbers) * above
-
-    start = number * above
-    _, numbers = torch.while_loop(changed, spread, (torch.zeros_like(start), start))
-    first = (count - numbers).long().flatten(1)  # of the pixel's part; `count` outside
-    sizes = torch.zeros_like(numbers).flatten(1)
-    sizes = F.pad(sizes, (0, 1)).scatter_add(1, first, torch.ones_like(sizes))[:, :count]
-    largest = sizes.argmax(1, keepdim=True)
-    inside = (first == largest).view_as(above) | ~above.any(2, keepdim=True).any(1, keepdim=True)
-    return torch.cat([_extent(inside.any(1)), _extent(inside.any(2))], dim=1)[:, [0, 2, 1, 3]]
-
-
-def _extent(line: Tensor) -> Tensor:
-    """`[B,n]` bool -> `[B,2]`, where its true cells begin and end, the end exclusive."""
-    return torch.stack([line.int().argmax(1), line.shape[1] - line.flip(1).int().argmax(1)], dim=1)
+    return _squares(largest_parts(above), height, width)
 
 
 def _squares(boxes: Tensor, height: int, width: int) -> Tensor:
@@ -182,7 +128,7 @@ def _squares(boxes: Tensor, height: int, width: int) -> Tensor:
     start, stop = boxes[:, :2], boxes[:, 2:]
     side = (stop - start).amax(1, keepdim=True).clamp(max=min(height, width))
     start = (start + stop - side) // 2
-    start = start.clamp(min=0).minimum(torch.tensor([width, height], device=boxes.device) - side)
+    start = start.clamp(min=0).minimum(torch.cat([width - side, height - side], dim=1))
     return torch.cat([start, start + side], dim=1)
 
 
@@ -190,13 +136,12 @@ def _squares(boxes: Tensor, height: int, width: int) -> Tensor:
 def crop_and_zoom(images: Tensor, boxes: Tensor) -> Tensor:
     """Each image's box, resized bilinearly to the size of the image: `[B,C,H,W]`, `[B,4]` -> `[B,C,H,W]`."""
     height, width = images.shape[2:]
-    size = torch.tensor([width, height], dtype=torch.float32, device=images.device)
-    start, stop = boxes[:, :2] / size, boxes[:, 2:] / size  # of 1
-    theta = torch.zeros(images.shape[0], 2, 3, dtype=torch.float32, device=images.device)
-    theta[:, 0, 0], theta[:, 1, 1] = (stop - start).unbind(1)
-    theta[:, :, 2] = start + stop - 1
+    left, right = (boxes[:, ::2].float() / width).unbind(1)  # of 1
+    top, bottom = (boxes[:, 1::2].float() / height).unbind(1)
+    none = torch.zeros_like(left)
+    theta = [right - left, none, left + right - 1, none, bottom - top, top + bottom - 1]
     with without_autocast(images.device):  # coordinates in bfloat16 would be pixels off
-        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        grid = F.affine_grid(torch.stack(theta, dim=1).unflatten(1, (2, 3)), list(images.shape), align_corners=False)
         zoomed = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
     return zoomed.to(images.dtype)
 

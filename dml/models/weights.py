@@ -25,11 +25,17 @@ SHOWN = 3  # offending keys in a message
 class Published:
     """Where ImageNet weights come from: file names looked for in `weights_dir`, and the URL of the first of them.
 
-    Without a `url` no hash-checked public source exists, and the file has to be put into `weights_dir` by hand.
+    Without a `url` the file has to be put into `weights_dir`.
+
+    Attributes:
+        by_hand: how, where there is no `url`; no full stop.
+        sha1: of what it is made of.
     """
 
     files: tuple[str, ...]
     url: str | None = None
+    by_hand: str = ""
+    sha1: str | None = None
 
 
 def load_weights(
@@ -62,7 +68,7 @@ def load_weights(
 
 def find_weights(weights: str, *, published: Published | None, weights_dir: str | None) -> Path | None:
     """The local file that `weights` stands for, downloaded if need be; None for `none`. Errors as `load_weights`."""
-    folder = Path(weights_dir).expanduser() if weights_dir else Path(torch.hub.get_dir()) / "checkpoints"
+    folder = weights_folder(weights_dir)
     if weights == "none":
         return None
     if weights == "imagenet":
@@ -75,6 +81,11 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
     return path
 
 
+def weights_folder(weights_dir: str | None) -> Path:
+    """Where weight files are; None: in torch.hub's own folder."""
+    return Path(weights_dir).expanduser() if weights_dir else Path(torch.hub.get_dir()) / "checkpoints"
+
+
 def _imagenet(published: Published | None, folder: Path) -> Path:
     if published is None:
         raise UserError("this backbone has no ImageNet weights: set backbone.weights=none or to the path of a file.")
@@ -83,8 +94,8 @@ def _imagenet(published: Published | None, folder: Path) -> Path:
             return _checked(folder / name)
     if published.url is None:
         raise UserError(
-            f"no public source of this backbone's ImageNet weights can be checked by its hash: put "
-            f"{published.files[0]} into {folder}, or set backbone.weights to the path of a file or to none."
+            f"{folder / published.files[0]}, this backbone's ImageNet weights, is not there: {published.by_hand}; or "
+            "set backbone.weights to the path of a file or to none."
         )
     return _download(published.url, folder)
 

@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -14,16 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.configuration.defaults import EXPERIMENTS
-from dml.configuration.ranges import Seed, check_value
+from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
+from dml.launch.at_once import Job, carry_out, duration
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.experiment import Experiment, Training
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
-from dml.papers.trainings import commands, finished, lacking, seconds_of
-from dml.papers.tuning import command as search_command
-from dml.papers.tuning import searches, tuned
+from dml.papers.trainings import commands, each_once, finished, job_of, lacking, seconds_of
+from dml.papers.tuning import command_of_search, job_of_search, searches, tuned
 from dml.process import started_from_here
 from dml.runs.provenance import add_start, hardware
 
@@ -50,6 +52,7 @@ def run(
     changes: Sequence[str] = (),
     out: Path = EXPERIMENTS,
     launcher: str = "basic",
+    jobs: int = 1,
     dry_run: bool = False,
     record: bool = False,
 ) -> None:
@@ -61,24 +64,31 @@ def run(
         changes: overrides of every row, beside its own.
         out: the folder of the trainings.
         launcher: of Hydra, for the seeds of a row.
+        jobs: trainings at once, of all rows and seeds, each a process with its output in its folder.
         dry_run: the commands are printed, and nothing is started.
         record: what is finished then is recorded.
 
     Raises:
-        UserError: a name, row, seed or change that is none, or nothing that can be trained here.
+        UserError: a name, row, seed, change or number of jobs that is none, or nothing that can be trained here.
         SystemExit: with 1, where a training failed.
         Interrupted: a signal stopped a training.
     """
     _check_changes(changes)
     for seed in seeds:
         check_value("--seeds", seed, Seed)
+    check_value("--jobs", jobs, Few)
+    if jobs > 1 and launcher != "basic":
+        raise UserError("--jobs starts each training itself: leave out --launcher.")
     experiments = _find(names, rows)
     if dry_run:
-        _print_commands(experiments, rows, seeds, changes, out, launcher)
+        found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
+        trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
+        for command in (*found, *_commands(trainings, out, launcher, jobs)):
+            print(shlex.join(["python", *_as_typed(command[1:])]))
         return
-    experiments = [_tune(one, rows, changes, out) for one in experiments]
+    experiments = [_tune(one, rows, changes, out, jobs) for one in experiments]
     trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
-    failed = _train(_possible(trainings), out, launcher)
+    failed = _train(_possible(trainings), out, launcher, jobs)
     if record:
         for experiment in experiments:
             record_finished(experiment, changes, out)
@@ -140,37 +150,26 @@ def _check_changes(changes: Sequence[str]) -> None:
             raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
 
 
-def _print_commands(
-    experiments: Sequence[Experiment],
-    rows: Sequence[str],
-    seeds: Sequence[int],
-    changes: Sequence[str],
-    out: Path,
-    launcher: str,
-) -> None:
-    """Of searches, and of trainings, which go by what the searches find."""
-    found = [search_command(search, out) for one in experiments for search in searches(one, rows, changes)]
-    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
-    for words in (*found, *(words for words, _ in commands(trainings, out, launcher))):
-        print(shlex.join(["python", *_as_typed(words[1:])]))
-
-
-def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path) -> Experiment:
-    """The experiment with its rows tuned; what a search finds is recorded at once, as all trainings go by it.
+def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path, jobs: int) -> Experiment:
+    """The experiment with its rows tuned; what the searches find is recorded, as all trainings go by it.
 
     Raises:
         UserError: no trial of a search ended well, or its data is not there.
-        Interrupted: a signal stopped it.
+        Interrupted: a signal stopped one.
     """
     wanted = searches(experiment, rows, changes)
-    if wanted:
-        _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
-    for i, search in enumerate(wanted):
-        print(f"Search {i + 1} of {len(wanted)}, {search.row}: {search.trials} trials.", flush=True)
-        with started_from_here():
-            _wait_for(search_command(search, out))  # 1 where a trial failed, which is recorded
+    if not wanted:
+        return experiment
+    _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
+    print(f"{len(wanted)} searches of {wanted[0].trials} trials each.", flush=True)
+    if jobs > 1:
+        carry_out([job_of_search(one, out) for one in wanted], jobs)
+    for search in wanted:
+        if jobs == 1:
+            with started_from_here():
+                _wait_for(command_of_search(search, out))  # 1 where a trial failed, which is recorded
         keep(experiment, tuned=[tuned(search, changes, out)])
-    return read_experiment(experiment.name) if wanted else experiment
+    return read_experiment(experiment.name)
 
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:
@@ -186,20 +185,27 @@ def _possible(trainings: Sequence[Training]) -> list[Training]:
     return possible
 
 
-def _train(trainings: Sequence[Training], out: Path, launcher: str) -> bool:
+def _commands(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> list[Sequence[str]]:
+    if jobs > 1:
+        return [job_of(one, out).command for one in each_once(trainings)]
+    return [command for command, _ in commands(trainings, out, launcher)]
+
+
+def _train(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> bool:
     """Whether one of the trainings failed. Raises Interrupted where a signal stopped one."""
     wanted = [one for one in trainings if not finished(one, out)]
-    numbers = [len({(t.key, t.seed) for t in some}) for some in (trainings, wanted)]
+    numbers = [len(each_once(some)) for some in (trainings, wanted)]
     print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
     if timed := [one for one in wanted if not one.script]:
-        print(f"The steps of the trainings take about {_hours(seconds_of(timed))} here, one after another.", flush=True)
+        seconds = duration(seconds_of(timed))
+        print(f"The steps of the trainings take about {seconds} here, one after another.", flush=True)
+    if jobs > 1:
+        return bool(carry_out([_noted(one, out) for one in each_once(wanted)], jobs))
     failed = False
     with started_from_here():
         for command, folders in commands(wanted, out, launcher):
             if command[1] != "-m":  # a training notes it itself
-                folders[0].mkdir(parents=True, exist_ok=True)
-                machine = hardware("auto" if "cuda" in command else "cpu")
-                add_start(folders[0], ["python", *_as_typed(command[1:-2])], machine)  # but for --out
+                _note_start(command, folders[0])
             failed |= bool(_wait_for(command))
     return failed
 
@@ -217,8 +223,17 @@ def _wait_for(command: Sequence[str]) -> int:
     return code
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
+def _noted(training: Training, out: Path) -> Job:
+    """A training to be carried out beside others; of a script, its start is noted."""
+    job = job_of(training, out)
+    return replace(job, begin=partial(_note_start, job.command, job.log.parent)) if training.script else job
+
+
+def _note_start(command: Sequence[str], folder: Path) -> None:
+    """Of a script."""
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = hardware("auto" if "cuda" in command else "cpu")
+    add_start(folder, ["python", *_as_typed(command[1:-2])], machine)  # but for --out
 
 
 def _as_typed(command: Sequence[str]) -> list[str]:

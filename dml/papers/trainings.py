@@ -16,18 +16,19 @@ from dml.configuration.options import check
 from dml.configuration.trainings import trainings_of
 from dml.data.dataset import open_dataset
 from dml.errors import UserError
+from dml.launch.at_once import Job
+from dml.launch.job import typed
 from dml.papers.catalogue import FOLDER
 from dml.papers.experiment import Training
+from dml.runs.folder import OUTPUT
 from dml.training.build import build_method
 
 
 def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
     """What to start, and the folders of what it runs: a sweep over the seeds of each configuration, a script a seed."""
     by_key: dict[str, list[Training]] = {}
-    for training in trainings:
-        mine = by_key.setdefault(training.key, [])
-        if training.seed not in (one.seed for one in mine):
-            mine.append(training)
+    for training in each_once(trainings):
+        by_key.setdefault(training.key, []).append(training)
     launched = [] if launcher == "basic" else [f"hydra/launcher={launcher}"]
     result = []
     for key, mine in by_key.items():
@@ -39,6 +40,24 @@ def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") 
         command = [sys.executable, *sweep, f"paths.sweep_dir={out / key}"]
         result.append((command, [folder_of(one, out) for one in mine]))
     return result
+
+
+def each_once(trainings: Iterable[Training]) -> list[Training]:
+    """Of those that several rows share, the first."""
+    found: dict[tuple[str, int], Training] = {}
+    for one in trainings:
+        found.setdefault((one.key, one.seed), one)
+    return list(found.values())
+
+
+def job_of(training: Training, out: Path) -> Job:
+    """A training, or script, as one of several at once."""
+    folder = folder_of(training, out)
+    own = [*training.overrides, f"seed={training.seed}"]
+    command = _script(training, out) if training.script else typed(own, folder)
+    several = any(o.lstrip("+").startswith(("trainer=", "trainer.devices=")) for o in training.overrides)
+    name = f"{training.experiment}, {training.row}, {training.part}, seed {training.seed}"
+    return Job(name, command, folder / OUTPUT, several)
 
 
 def _script(training: Training, out: Path) -> list[str]:

@@ -9,9 +9,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep
 
 from dml.errors import UserError
+from dml.launch.at_once import Job
 from dml.launch.job import objective
 from dml.papers.experiment import Experiment, Search, Trial, Tuned
 from dml.runs.collecting import leaves
+from dml.runs.folder import OUTPUT
 from dml.runs.provenance import said_of_starts
 
 OPTUNA = (
@@ -32,10 +34,16 @@ def searches(
     return [one for one in found if one is not None]
 
 
-def command(search: Search, out: Path) -> list[str]:
+def command_of_search(search: Search, out: Path) -> list[str]:
     """What carries out a search: stopped and started again, it goes on with the same trials."""
     options = [*search.overrides, *OPTUNA, f"hydra.sweeper.n_trials={search.trials}", *search.options]
     return [sys.executable, "-m", "dml.run", "-m", *options, f"paths.sweep_dir={out / search.key}"]
+
+
+def job_of_search(search: Search, out: Path) -> Job:
+    """A search as one of several at once."""
+    name = f"{search.experiment}, {search.row}, search"
+    return Job(name, command_of_search(search, out), out / search.key / OUTPUT)
 
 
 def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
@@ -56,7 +64,7 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
     if best is None:
         raise UserError(f"{search.experiment}, {search.row}: no trial ended well, see {out / search.key}.")
     commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
-    typed = ["python", *command(search, out)[1:]]
+    typed = ["python", *command_of_search(search, out)[1:]]
     return Tuned(
         *(search.row, search.key, list(changes), best.options, trials, shlex.join(typed)),
         *(commits, begun[-1]["date"], machines),

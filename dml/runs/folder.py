@@ -15,11 +15,12 @@ from dml.configuration.identity import flat
 from dml.distributed import is_first
 from dml.errors import UserError, no_room
 from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, sound, torn, write_atomically
-from dml.runs.provenance import add_start, hardware
+from dml.runs.provenance import add_start, hardware, numerics
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
+OUTPUT = "output.log"  # what a run printed, where whoever started it keeps that in its folder
 FORMAT = 2  # of what callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
@@ -87,7 +88,7 @@ class RunFolder:
 
     def _untouched(self) -> bool:
         """Whether there is nothing but what a kill left of a first file, or an empty log, which holds the lock."""
-        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")} - {OUTPUT}
         return not names or (names == {"run.log"} and not (self.path / "run.log").stat().st_size)
 
     def _saved(self) -> DictConfig | None:
@@ -266,7 +267,8 @@ class RunFolder:
         if is_first():
             told = [option for option in overrides if not option.startswith("paths.")]
             machine = hardware(str(config.trainer.accelerator), devices)
-            add_start(self.path, ["python", "-m", "dml.run", *told], machine, self._lengthening(config))
+            more = {"numerics": numerics(config.trainer)} | self._lengthening(config)
+            add_start(self.path, ["python", "-m", "dml.run", *told], machine, more)
 
     def _lengthening(self, config: DictConfig) -> dict[str, Any]:
         """From which step on, and from how many steps to how many; nothing where the length stays."""

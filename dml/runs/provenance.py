@@ -47,6 +47,11 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def numerics(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the trainer's options those that change how numbers are rounded."""
+    return {name: trainer[name] for name in ("precision", "matmul", "compile", "deterministic")}
+
+
 def starts(folder: Path) -> list[dict[str, Any]]:
     """All starts, the first first; none where nothing readable says."""
     try:

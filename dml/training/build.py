@@ -13,7 +13,7 @@ from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.dataset import open_dataset
-from dml.data.records import Records
+from dml.data.records import Records, renumbered
 from dml.data.room import check_room
 from dml.data.transforms import Transform
 from dml.data.views import check_views
@@ -78,7 +78,7 @@ def _check_sizes(config: DictConfig) -> None:
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
     train, test = instantiate(config.transform.train), instantiate(config.transform.test)
     train_cache, test_cache = _caches(config, records, train, test)
-    train_labels = np.unique(records.labels[split.train], return_inverse=True)[1]
+    train_labels = renumbered(records.labels[split.train])[1]
     return DataModule(
         records,
         split.train,

@@ -22,8 +22,9 @@ from dml import process as launch
 from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
+from dml.training.compiling import compile_steps
 
-OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm", "matmul")
+OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm", "matmul", "compile")
 
 
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
@@ -48,7 +49,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
         raise refused(error) from error
     trainer.limit_val_batches = 0  # callbacks evaluate; overfit_batches would set it
     if trainer.world_size > 1 and _learns_statistics(method):
-        on_cpu = trainer.strategy.root_device.type == "cpu"
+        on_cpu = device_of(trainer).type == "cpu"
         if on_cpu or not config.trainer.sync_batchnorm:
             raise UserError(
                 "Each of several devices would see its own part of the batch in batch norm: "
@@ -57,7 +58,26 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
             )
         # Not Lightning's option: it does so for a single device too, on which torch cannot run it but on a GPU.
         nn.SyncBatchNorm.convert_sync_batchnorm(method)
+    _check_precision(config.trainer.precision, device_of(trainer))
+    if config.trainer.compile:
+        compile_steps(method, trainer)
     return trainer
+
+
+def device_of(trainer: pl.Trainer) -> torch.device:
+    """Of this process."""
+    return trainer.strategy.root_device
+
+
+def _check_precision(precision: str | int | None, device: torch.device) -> None:
+    """Raises UserError for bfloat16 on a GPU that would pretend to have it, slower than float32."""
+    if str(precision).startswith("bf16") and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            raise UserError(
+                f"trainer.precision={precision}: {torch.cuda.get_device_name(device)} (compute capability "
+                f"{major}.{minor}) computes no bfloat16, which begins with 8.0: choose 16-mixed or 32-true."
+            )
 
 
 def refused(error: Exception) -> UserError:

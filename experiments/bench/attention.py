@@ -56,14 +56,16 @@ class LoopedABE(ABE):
 class BlindDeML(DeML):
     """The same scales, each on the whole image: no walk, no components; the crop stays."""
 
-    def walk(self, images: Tensor) -> tuple[Tensor, list[Region]]:
+    def walk(self, images: Tensor) -> tuple[Tensor, list[Region], list[Tensor]]:
         whole = torch.tensor([[0, 0, images.shape[3], images.shape[2]]], device=images.device).expand(len(images), 4)
-        outputs = []
+        outputs, branches = [], []
         for i, scale in enumerate(self.scales):
-            outputs.append(scale(images)[0])
+            of_scale, of_branches, _ = scale(images)
+            outputs.append(of_scale)
+            branches.append(of_branches)
             if i + 1 < self.I:
                 images = crop_and_zoom(images, whole)
-        return torch.cat(outputs, dim=1), []
+        return torch.cat(outputs, dim=1), [], branches
 
 
 def method_of(*overrides: str) -> Method:

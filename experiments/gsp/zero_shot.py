@@ -91,7 +91,9 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
         order = rng.permutation(len(attributes))
         halves = order[: len(order) // 2], order[len(order) // 2 :]
         for known, unknown in (halves, halves[::-1]):
-            predicted = ridge_prediction(attributes[known], embeddings[known], attributes[unknown], ridge)
+            fitted = torch.zeros(len(attributes), dtype=torch.bool)
+            fitted[known] = True
+            predicted = ridge_prediction(attributes, embeddings, fitted, ridge)[unknown]
             true = embeddings[unknown]
             distances = {
                 "euclidean": torch.cdist(predicted, true),

@@ -79,6 +79,7 @@ def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, cha
         path = Path(records.paths[5])
         Image.new("RGB", (40, 40), (9, 9, 9)).save(path)
         os.utime(path, ns=(1, 1))
+        records = folder(str(path.parents[1]))
     again = build_cache(
         records,
         np.arange(23 if change == "rows" else 24),

@@ -40,15 +40,16 @@ def test_bad_rows_are_found_and_remembered(tree: Path, tmp_path: Path, monkeypat
 
 
 def test_a_changed_file_is_looked_at_again(tree: Path, tmp_path: Path) -> None:
-    records = folder(str(tree))
-    rows = np.arange(len(records))
-    assert list(check_images(records, rows, tmp_path / "cache")) == [2, 5, 8]
+    def found() -> list[int]:
+        return list(check_images(folder(str(tree)), np.arange(9), tmp_path / "cache"))
+
+    assert found() == [2, 5, 8]
     (tree / "b" / "2.jpg").write_bytes((tree / "b" / "1.jpg").read_bytes())
-    assert list(check_images(records, rows, tmp_path / "cache")) == [2, 8]
+    assert found() == [2, 8]
     same_size = b"x" * (tree / "a" / "0.jpg").stat().st_size
     (tree / "a" / "0.jpg").write_bytes(same_size)
     os.utime(tree / "a" / "0.jpg", (1, 1))
-    assert list(check_images(records, rows, tmp_path / "cache")) == [0, 2, 8]
+    assert found() == [0, 2, 8]
 
 
 def test_stop_names_every_bad_file_and_the_remedy(tree: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dml.data.paths import Paths
 from dml.data.records import Records, UnreadableImage
 from dml.errors import UserError
 
@@ -14,7 +15,7 @@ def grey(row: int) -> Image.Image:
 
 def records(labels: list[int], roles: list[str], opener: Callable[[int], Image.Image] = grey, **more: str) -> Records:
     names = [f"class {c}" for c in range(max(labels, default=-1) + 1)]
-    paths = np.array([f"{i}.png" for i in range(len(labels))])
+    paths = Paths.of(f"{i}.png" for i in range(len(labels)))
     return Records("some", paths, np.array(labels, np.int64), np.array(roles, str), names, opener, **more)
 
 

@@ -237,3 +237,27 @@ def test_empty_clusters_and_those_of_one_class_are_not_drawn() -> None:
 def test_a_rule_that_does_not_draw_inside_clusters_is_told() -> None:
     with pytest.raises(UserError, match="Pairs does not draw inside clusters: choose sampler=m_per_class or"):
         clustered(Pairs(LABELS, 12, 0))
+
+
+@pytest.mark.parametrize("images", [40, 700])
+def test_the_second_of_a_pair_is_drawn_among_all_images_but_the_first(images: int) -> None:
+    """As if a list of those were made at every step."""
+    labels = np.random.default_rng(5).integers(6, size=images)
+    sampler = Pairs(labels, batch_size=32, seed=2)
+    rng = np.random.default_rng([2, 0])
+    for batch in sampler.epoch(0):
+        first = rng.choice(sampler.paired, 8, replace=False)
+        second = rng.choice(np.setdiff1d(np.arange(images), first), 8, replace=False)
+        assert batch[:16].tolist() == [*first, *second]
+        sampler._positives(first, rng)
+        sampler._negatives(second, rng)
+
+
+def test_a_class_gives_its_own_images() -> None:
+    """A batch by the rule itself, with the positions of every class in a list."""
+    labels = np.random.default_rng(6).permutation(np.repeat([-3, 4, 9, 20], [2, 5, 9, 1]))
+    members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    rng = np.random.default_rng([1, 0])
+    for batch in MPerClass(labels, batch_size=8, seed=1, m=4).epoch(0):
+        classes = rng.choice(4, 2, replace=False)
+        assert batch.tolist() == np.concatenate([np.resize(rng.permutation(members[c]), 4) for c in classes]).tolist()

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
+from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
@@ -32,7 +33,7 @@ def records(train: int, test: int = 4, images: int = 3) -> Records:
     classes = np.random.default_rng(0).permutation(np.repeat(np.arange(train + test), images))
     return Records(
         name="some",
-        paths=np.array([f"{row}" for row in range(len(classes))]),
+        paths=Paths.of(f"{row}" for row in range(len(classes))),
         labels=classes.astype(np.int64),
         roles=np.where(classes < train, "train", "test"),
         class_names=[str(c) for c in range(train + test)],

@@ -8,6 +8,7 @@ import pytest
 from omegaconf import DictConfig
 from PIL import Image
 
+from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit
@@ -20,7 +21,7 @@ def records(paths: list[str] | None = None) -> Records:
     """Images 0 to 3 of classes 0 and 1 train, 4 to 7 of classes 2 and 3 are sought, 8 to 11 of the same searched."""
     labels = np.array([0, 0, 1, 1, *[2, 2, 3, 3] * 2], np.int64)
     roles = np.array(["train"] * 4 + ["query"] * 4 + ["gallery"] * 4)
-    names = np.array(paths or [f"images/{i}.png" for i in range(12)])
+    names = Paths.of(paths or [f"images/{i}.png" for i in range(12)])
     grey = Image.new("RGB", (32, 32))
     cameras = np.arange(12)
     return Records("some", names, labels, roles, list("abcd"), lambda row: grey, cameras=cameras)

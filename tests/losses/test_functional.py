@@ -1,9 +1,12 @@
 """Formulas against slow loops written from the papers' equations, in float64."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
 from torch.nn import functional as F
 
 from dml.losses import functional
@@ -43,6 +46,40 @@ def test_contrastive_of_drawn_pairs_is_equation_10(batch: tuple[torch.Tensor, to
     found = SquaredContrastive(margin, pairs="explicit")(embeddings, labels)
     assert found.item() == pytest.approx(total / 8, rel=1e-12)
     assert SquaredContrastive(margin)(embeddings, labels).item() > 2 * found.item()
+
+
+def test_the_losses_of_diablo(configure: Callable[..., DictConfig]) -> None:
+    """As they are configured, against loops over pairs and triplets on cosines; most are active, and not all."""
+    centre = torch.tensor([1.0, 0, 0, 0, 0])
+    points = F.normalize(0.8 * centre + torch.randn(9, 5, generator=torch.Generator().manual_seed(1)), dim=-1)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])
+    cosine = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in points.tolist()] for x in points.tolist()]
+    pairs = [(i, j) for i in range(9) for j in range(9) if i != j]
+    positive = [cosine[i][j] for i, j in pairs if labels[i] == labels[j]]
+    negative = [cosine[i][j] for i, j in pairs if labels[i] != labels[j]]
+    above = [s - 0.5 for s in negative if s > 0.5]
+    contrastive = sum((s - 1) ** 2 for s in positive) / len(positive) / 2 + sum(above) / (2 * len(above))
+    triplets = [
+        cosine[a][n] - cosine[a][p] + 0.1
+        for a, p in pairs
+        for n in range(9)
+        if labels[a] == labels[p] and labels[n] != labels[a]
+    ]
+    active = [violation for violation in triplets if violation > 0]
+    assert 3 < len(above) < len(negative)
+    assert 3 < len(active) < len(triplets)
+    for name, expected in (("contrastive", contrastive), ("triplet", sum(active) / len(active))):
+        loss = instantiate(configure(f"loss=diablo_{name}").loss)
+        assert loss(points, labels).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_cosine_contrastive_without_pairs() -> None:
+    points = F.normalize(torch.randn(4, 5), dim=-1).requires_grad_()
+    value = functional.cosine_contrastive(points, torch.arange(4), 1.0)
+    value.backward()
+    assert value.item() == 0
+    assert points.grad is not None
+    assert not points.grad.any()
 
 
 @pytest.mark.parametrize("margin", [0.5, 1.0, 3.0])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from dml.errors import UserError
 from dml.losses.zero_shot import ZeroShotPrediction, class_halves, ridge_prediction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,13 +14,16 @@ def test_ridge_prediction_is_the_closed_form() -> None:
     rng = np.random.default_rng(0)
     z, y, queries = rng.random((12, 5)), rng.normal(size=(12, 3)), rng.random((4, 5))
     a = y.T @ z @ np.linalg.inv(z.T @ z + 0.05 * np.eye(5))
-    found = ridge_prediction(*(torch.as_tensor(x) for x in (z, y, queries)), 0.05)
-    np.testing.assert_allclose(found.numpy(), queries @ a.T, rtol=1e-9)
+    rows, targets = np.concatenate([queries, z]), np.concatenate([np.full((4, 3), np.nan), y])
+    known = torch.arange(16) >= 4
+    found = ridge_prediction(torch.as_tensor(rows), torch.as_tensor(targets), torch.stack([known, known]), 0.05)
+    for one in found.numpy():
+        np.testing.assert_allclose(one, rows @ a.T, rtol=1e-9)
 
 
 def test_ridge_prediction_of_half_precision_is_in_single() -> None:
     z = torch.rand(6, 4).bfloat16()
-    assert ridge_prediction(z, torch.rand(6, 3), z, 0.05).dtype == torch.float32
+    assert ridge_prediction(z, torch.rand(6, 3), torch.arange(6) < 3, 0.05).dtype == torch.float32
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5, 8])
@@ -44,9 +46,22 @@ def test_halves_share_no_class(classes: int, order: str) -> None:
     assert len(firsts) > 1  # random ones
 
 
-def test_one_class_is_told() -> None:
-    with pytest.raises(UserError, match=r"one class only.*sampler\.m"):
-        class_halves(torch.tensor([3, 3, 3]))
+def test_all_halves_are_drawn_alike() -> None:
+    torch.manual_seed(0)
+    labels = torch.tensor([9, 2, 2, 4, 9, 9, 9, 9, 7, 4])
+    drawn = [frozenset(labels[class_halves(labels)].tolist()) for _ in range(1200)]
+    counts = {half: drawn.count(half) for half in set(drawn)}
+    assert len(counts) == 6  # of four classes two
+    assert all(150 < count < 250 for count in counts.values())
+
+
+def test_a_batch_of_one_class_has_nothing_to_predict() -> None:
+    loss = ZeroShotPrediction(classes=6, width=4)
+    attributes = torch.rand(3, 5, requires_grad=True)
+    value = loss(attributes, torch.tensor([3, 3, 3]))
+    value.backward()
+    assert value.item() == 0
+    assert all(not torch.any(x.grad) for x in (attributes, loss.embeddings))
 
 
 def test_the_loss_is_its_loop() -> None:

@@ -31,12 +31,12 @@ def test_a_weight_is_a_ratio_of_gradients(method_of: MethodOf, side: str, option
     method = method_of(*options, "head.dim=24", f"loss={loss}")
     raw = torch.randn(8, 3, 8, requires_grad=True) + torch.randn(8, 1, 8)
     batch = {"label": torch.arange(4).repeat(2), "index": torch.arange(8)}
-    terms = method.objective(Output(raw), batch)
+    terms = method.objective(Output(raw, played=raw), batch)
     metric = _norm(terms["metric"], raw)
     unbounded = _norm(terms[side], raw) / (1 - float(method.balance.weight) / MOST)
     assert unbounded == pytest.approx(0.3 * metric, rel=1e-3)
     printed = method_of(*options, "head.dim=24", f"loss={loss}", "method.balance=false")
-    assert _norm(printed.objective(Output(raw), batch)[side], raw) != pytest.approx(0.3 * metric, rel=1e-2)
+    assert _norm(printed.objective(Output(raw, played=raw), batch)[side], raw) != pytest.approx(0.3 * metric, rel=1e-2)
 
 
 def test_it_follows_the_first_steps_and_stays() -> None:
@@ -44,11 +44,11 @@ def test_it_follows_the_first_steps_and_stays() -> None:
     outputs = torch.ones(2, 1, 2, requires_grad=True)
     for step in range(STEPS + 3):
         grown = 1.0 + min(step, STEPS - 1)
-        balance(grown * outputs.sum(), 4 * outputs.sum(), outputs, step)
+        balance(grown * outputs.sum(), outputs, 4 * outputs.sum(), outputs, step)
     ratio = sum(range(1, STEPS + 1)) / (4 * STEPS)
     assert float(balance.weight) == pytest.approx(ratio / (1 + ratio / MOST), rel=1e-5)
     before = {name: value.clone() for name, value in balance.state_dict().items()}
-    balance(1e6 * outputs.sum(), outputs.sum(), outputs, STEPS)
+    balance(1e6 * outputs.sum(), outputs, outputs.sum(), outputs, STEPS)
     assert all(torch.equal(before[name], value) for name, value in balance.state_dict().items())
     assert balance.figures(STEPS) == {"side/weight": float(balance.weight)}
     assert not balance.figures(STEPS + 1)
@@ -58,7 +58,7 @@ def test_a_satisfied_side_loss_is_not_enlarged_without_end() -> None:
     balance = Balance()
     outputs = torch.ones(2, 1, 2, requires_grad=True)
     assert float(balance.weight) == 1
-    assert balance(outputs.sum(), 0 * outputs.sum(), outputs, 0).item() == 0
+    assert balance(outputs.sum(), outputs, 0 * outputs.sum(), outputs, 0).item() == 0
     assert float(balance.weight) == pytest.approx(MOST)
 
 

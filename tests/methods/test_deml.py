@@ -16,6 +16,7 @@ from dml.evaluation.metrics import evaluate
 from dml.losses import functional
 from dml.methods.base import Method
 from dml.methods.deml import Adversary
+from dml.methods.output import Output
 from dml.models.attention import crop_and_zoom
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
@@ -129,7 +130,8 @@ def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) 
     labels = torch.arange(4) // 2
 
     def played() -> torch.Tensor:
-        return objective_of(method, embeddings, labels)["adversary"]
+        batch = {"label": labels, "index": torch.arange(len(labels))}
+        return method.objective(Output(embeddings, played=embeddings), batch)["adversary"]
 
     method.zero_grad()
     value = played()
@@ -152,6 +154,45 @@ def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) 
                 assert float(gradient[at].sum()) == pytest.approx(sign * slope, rel=1e-4, abs=1e-7)
             else:
                 assert float(gradient[at]) == pytest.approx(sign * slope, rel=1e-4, abs=1e-7)
+
+
+def test_the_game_is_between_the_adversary_and_f_g_and_the_cams(method_of: MethodOf) -> None:
+    """Section 3.2: max over f, g, CAMs; min over the adversary. The learners' layers take no part in eq. 4."""
+    method = deml(
+        method_of, "method.I=2", "method.J=3", "method.lambda_adv=0.7", "method.balance=false", "head=gsop"
+    ).double()
+    batch = {"image": torch.rand(4, 3, 32, 32).double(), "label": torch.arange(4) // 2, "index": torch.arange(4)}
+    statistics = [buffer.clone() for buffer in method.scales.buffers()]
+    once = method.learners(method.normalize(batch["image"]))
+    after = [buffer.clone() for buffer in method.scales.buffers()]
+    for buffer, before in zip(method.scales.buffers(), statistics, strict=True):
+        buffer.copy_(before)
+    with torch.no_grad():
+        method.learners(method.normalize(batch["image"]))  # nothing is played: one pass
+    assert all(torch.equal(a, b) for a, b in zip(method.scales.buffers(), after, strict=True))
+    torch.testing.assert_close(once.auxiliary["played"], once.raw)
+
+    terms = method.compute_terms(batch)
+    terms["adversary"].backward()
+    got = {name: p.grad for name, p in method.named_parameters()}
+    method.zero_grad()
+    unit = F.normalize(method.learners(method.normalize(batch["image"])).raw, dim=-1).unflatten(1, (2, 3)).unbind(1)
+    apart = [functional.discrepancy(net(e)) for net, e in zip(method.adversaries, unit, strict=True)]
+    value = 0.7 * torch.stack(apart).sum()
+    value.backward()
+    torch.testing.assert_close(value, terms["adversary"])
+    players = {"adversaries": 0, "F": 0, "G": 0, "cams": 0, "heads": 0}
+    for name, parameter in method.named_parameters():
+        kind = name.split(".")[0] if name.startswith("adversaries") else name.split(".")[2]
+        plain, here = parameter.grad, got[name]
+        if kind == "heads":
+            assert here is None, name
+            players[kind] += plain is not None and bool(plain.any())  # it would reach them
+            continue
+        assert plain is not None, name
+        torch.testing.assert_close(here, plain if kind == "adversaries" else -plain, rtol=1e-6, atol=1e-9)
+        players[kind] += bool(plain.any())
+    assert all(players.values()), players
 
 
 def test_playing_moves_learners_apart_and_never_ends() -> None:

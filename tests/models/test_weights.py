@@ -243,10 +243,22 @@ def test_download_impossible(server: str, tmp_path: Path) -> None:
     fails(f"cannot download .*{remedy}", f"{server}/{name}", None, tmp_path / "a_file")
 
 
-@pytest.mark.parametrize("build", [bn_inception, googlenet_v1])
-def test_no_public_source(build, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"no public source .*put \S+\.pth into {tmp_path}.*path of a file"):
-        build(weights="imagenet", weights_dir=str(tmp_path))
+def test_weights_that_have_to_be_made(tmp_path: Path) -> None:
+    said = (
+        rf"{tmp_path}/bvlc_googlenet\.pth, .* is not there: make it with python -m dml\.data\.prepare .* path of a file"
+    )
+    with pytest.raises(UserError, match=said):
+        googlenet_v1(weights="imagenet", weights_dir=str(tmp_path))
+
+
+def test_bn_inception_is_downloaded_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *given: asked.append(given) or Path(given[1]).touch())
+    with pytest.raises(UserError, match="is not a checkpoint"):
+        bn_inception(weights="imagenet", weights_dir=str(tmp_path))
+    name = "bn_inception-52deb4733.pth"
+    url = f"http://data.lip6.fr/cadene/pretrainedmodels/{name}"
+    assert asked == [(url, str(tmp_path / name), "52deb4733")]
 
 
 def test_no_imagenet_weights_at_all() -> None:

@@ -26,7 +26,10 @@ TABLE = {
     "inception5a": (1056, 352, 192, 320, 160, 224, 128),
     "inception5b": (1024, 352, 192, 320, 192, 224, 128),
 }
-PUBLISHED = Published(("bn_inception-52deb4733.pth",))
+PUBLISHED = Published(
+    ("bn_inception-52deb4733.pth",),  # its SHA-256 begins so, which is checked
+    "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
+)
 
 
 class _HalvingMaxPool(nn.MaxPool2d):
@@ -48,7 +51,7 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freez
     Args:
         weights: see `load_weights`. Published keys are Cadene's, such as `conv1_7x7_s2.weight`,
             `conv1_7x7_s2_bn.weight`, `inception_3a_double_3x3_1.weight`; `imagenet` is `bn_inception-52deb4733.pth`
-            in `weights_dir`.
+            in `weights_dir`, downloaded if it is not there.
         freeze: see `Backbone`.
     """
     stages: dict[str, nn.Module] = {

@@ -29,7 +29,12 @@ TABLE = {
 }
 
 
-PUBLISHED = Published(("bvlc_googlenet.pth",))
+PUBLISHED = Published(
+    ("bvlc_googlenet.pth",),
+    by_hand="make it with python -m dml.data.prepare weights=googlenet_v1 source=bvlc_googlenet.caffemodel, of Caffe's "
+    "file (53.5 MB, http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel)",
+    sha1="405fc5acd08a3bb12de8ee5e23a96bec22f08204",  # BVLC/caffe, models/bvlc_googlenet/readme.md
+)
 
 
 def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
@@ -38,7 +43,8 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
     Args:
         weights: see `load_weights`. Published keys are Caffe's layer names with `/` written `_`, such as
             `conv1_7x7_s2.weight` or `inception_3a_5x5_reduce.bias`; `imagenet` is `bvlc_googlenet.pth` in
-            `weights_dir`, bvlc_googlenet.caffemodel converted so.
+            `weights_dir`, which `dml.data.convert` makes of bvlc_googlenet.caffemodel. The first convolution takes
+            B, G, R, as there: `normalize` turns the channels round.
         freeze: every backbone takes it; this one has no batch norm to freeze.
     """
     stages: dict[str, nn.Module] = {

@@ -204,6 +204,9 @@ def published_names(net: nn.Module, backbone: Backbone) -> dict[str, str]:
 
 def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
     """`stage(x)`, whose intermediate results are dropped and computed again by the backward pass."""
+    if torch.compiler.is_compiling():  # whose second pass leaves running statistics alone by itself
+        compiled: Tensor = checkpoint(stage, x, use_reentrant=False)
+        return compiled
     out: Tensor = checkpoint(
         stage, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _running_statistics_kept(stage))
     )

@@ -77,4 +77,5 @@ class GeneralizedMaxPool(nn.Module):
             kernel = cells.transpose(1, 2) @ cells  # [B,n,n]
             kernel = kernel + self.ridge * torch.eye(kernel.shape[-1], dtype=cells.dtype, device=cells.device)
             ones = torch.ones_like(kernel[..., :1])
-            return (cells @ torch.linalg.solve(kernel, ones)).squeeze(-1)
+            # Not torch.linalg.solve, which waits to learn whether it could.
+            return (cells @ torch.linalg.solve_ex(kernel, ones).result).squeeze(-1)

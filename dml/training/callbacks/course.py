@@ -6,7 +6,9 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback
+from torch.distributed import ProcessGroup
 
+from dml.distributed import host_group, on_any_rank
 from dml.process import Signals
 from dml.runs.folder import FORMAT
 from dml.runs.log import FolderLogger
@@ -28,6 +30,7 @@ class Course(Callback):
         self.last_step: int = config.trainer.max_steps
         self.signals = Signals()
         self.told = False  # to stop, by a signal to one of the ranks
+        self.hosts: ProcessGroup | None = None
         self.lengthened = False  # resumed where a shorter training ended
 
     def is_last(self, step: int) -> bool:
@@ -49,6 +52,7 @@ class Course(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.signals.watch()
+        self.hosts = host_group()
         step = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, FolderLogger):
@@ -63,4 +67,4 @@ class Course(Callback):
     ) -> None:
         # Of all ranks, which a signal reaches at different steps if at all.
         told = not self.is_last(trainer.global_step) and self.signals.received is not None
-        self.told = trainer.strategy.reduce_boolean_decision(told, all=False)
+        self.told = on_any_rank(told, self.hosts)  # Lightning's reduce_boolean_decision waits for the device

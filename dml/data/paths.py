@@ -1,0 +1,206 @@
+"""Many paths in little memory, and what the file system says of the files.
+
+A column of text is one array of bytes and one of offsets: ten million paths take about the bytes of their characters.
+NumPy's fixed width takes four bytes a character of the longest, its StringDType cannot hold file names that are no
+UTF-8, and a list of str is touched, hence copied, by every worker that reads it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import NamedTuple, overload
+
+import numpy as np
+
+CHUNK = 1 << 16  # paths that are str at a time
+
+NO_FILE, CLOSED = -1, -2  # in place of a size
+
+
+class Files(NamedTuple):
+    """What the file system says of N paths.
+
+    Attributes:
+        sizes: `[N]` int64, in bytes; `NO_FILE` where there is none, `CLOSED` where its folder may not be read.
+        times: `[N]` int64, of the last change, in nanoseconds; 0 where there is no size.
+        places: `[N]` int64, the same number for the same file: folders that are links to one another hold the same.
+    """
+
+    sizes: np.ndarray
+    times: np.ndarray
+    places: np.ndarray
+
+
+class Paths:
+    """N paths, or names, as a column. A row is read as str, some rows are a column again.
+
+    Args:
+        text: `[bytes]` uint8, each path as UTF-8 (bytes of other file names as they are) with a zero behind it.
+        ends: `[N]` int64, where each ends in `text`, its zero included.
+    """
+
+    def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
+        self._text, self._ends = text, ends
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> "Paths":
+        """These, in their order; read once, so that an iterator will do.
+
+        Raises:
+            ValueError: a path with a zero byte, which no file can have.
+        """
+        left, parts, ends, end = iter(paths), [np.empty(0, np.uint8)], [np.empty(0, np.int64)], 0
+        while chunk := list(islice(left, CHUNK)):
+            part = np.frombuffer(("\0".join(chunk) + "\0").encode("utf-8", "surrogateescape"), np.uint8)
+            zeros = np.flatnonzero(part == 0)
+            if len(zeros) != len(chunk):
+                raise ValueError("a path holds a zero byte")
+            parts.append(part)
+            ends.append(zeros + (1 + end))
+            end += len(part)
+        return cls(np.concatenate(parts), np.concatenate(ends))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: np.ndarray) -> "Paths": ...
+    def __getitem__(self, at: int | np.ndarray) -> "str | Paths":
+        """A row as str; rows `[n]` as a column, in this order."""
+        if isinstance(at, np.ndarray):
+            return self._take(np.arange(len(self))[at])
+        row = range(len(self))[at]
+        return self._read(row, row + 1)[0]
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self.chunks():
+            yield from chunk
+
+    def chunks(self) -> Iterator[list[str]]:
+        """All, `CHUNK` rows at a time."""
+        return (self._read(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK))
+
+    def tolist(self) -> list[str]:
+        return list(self)
+
+    @cached_property
+    def files(self) -> Files:
+        """Looked up once; asked for again, what was found then."""
+        sizes, times = np.full(len(self), NO_FILE, np.int64), np.zeros(len(self), np.int64)
+        keys, folders, end = np.empty(len(self), np.int64), _Folders(), 0
+        for chunk in self.chunks():
+            there, keys[end : end + len(chunk)] = _places(chunk, folders)
+            rows = end + np.array(there, np.int64)
+            sizes[rows], times[rows] = np.array([_size_and_time(chunk[i]) for i in there], np.int64).reshape(-1, 2).T
+            end += len(chunk)
+        return Files(sizes, times, self._numbered(keys))
+
+    def stamps(self, rows: np.ndarray) -> Iterator[str]:
+        """Path, size and time of the files of these rows `[n]`, in this order; none of what is no file."""
+        for at in range(0, len(rows), CHUNK):
+            some = rows[at : at + CHUNK]
+            columns = (self.files.sizes[some].tolist(), self.files.times[some].tolist())
+            for path, size, time in zip(self[some], *columns, strict=True):
+                if size != NO_FILE:
+                    yield f"{path}\0?" if size == CLOSED else f"{path}\0{size}\0{time}"
+
+    def _numbered(self, keys: np.ndarray) -> np.ndarray:
+        """A number for each file, from hashes of them. Those that come several times are looked at themselves."""
+        _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
+        rows = np.flatnonzero(times[number] > 1)
+        exact: dict[tuple[str, str], int] = {}
+        folder = _Folders()
+        for row in rows.tolist():
+            at, name = os.path.split(self[row])
+            number[row] = len(times) + exact.setdefault((folder.real(at), name), len(exact))
+        return number
+
+    def _read(self, first: int, end: int) -> list[str]:
+        start = int(self._ends[first - 1]) if first else 0
+        text = self._text[start : int(self._ends[end - 1])].tobytes()
+        return text.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+    def _take(self, rows: np.ndarray) -> "Paths":
+        starts = np.concatenate([[0], self._ends[:-1]])[rows]
+        lengths = self._ends[rows] - starts
+        ends = np.cumsum(lengths)
+        text = np.empty(ends[-1] if len(ends) else 0, np.uint8)
+        for at in range(0, len(rows), CHUNK):  # positions of bytes take eight times the bytes
+            some = slice(at, at + CHUNK)
+            first = ends[at] - lengths[at]
+            shift = starts[some] - (ends[some] - lengths[some])
+            text[first : ends[some][-1]] = self._text[
+                np.repeat(shift, lengths[some]) + np.arange(first, ends[some][-1])
+            ]
+        taken = Paths(text, ends)
+        if "files" in self.__dict__:
+            taken.files = Files(*(column[rows] for column in self.files))
+        return taken
+
+
+class _Folders:
+    """What folders are. One that lies in a folder that is not there costs no look."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, str] = {}
+        self._gone: set[str] = set()
+
+    def real(self, path: str) -> str:
+        """The same for the same folder."""
+        if path not in self._real:
+            self._look_at(path)
+        return self._real[path]
+
+    def may_exist(self, path: str) -> bool:
+        """It does, or lies where that may not be read. To be asked after `real`."""
+        return path not in self._gone
+
+    def _look_at(self, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        plain = parent and name not in ("", ".", "..")
+        above = self.real(parent) if plain else ""
+        gone = (plain and parent in self._gone) or not _may_exist(path)
+        if not plain or (not gone and os.path.islink(path)):
+            self._real[path] = os.path.realpath(path)
+        else:
+            self._real[path] = path if above == parent else os.path.join(above, name)
+        if gone:
+            self._gone.add(path)
+
+
+def _may_exist(folder: str) -> bool:
+    try:
+        os.stat(folder or ".")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):  # each file in it says what is wrong
+        return True
+    return True
+
+
+def _places(paths: list[str], folders: _Folders) -> tuple[list[int], list[int]]:
+    """Which of the paths lie in a folder that is there, and a hash of which file each is."""
+    there, keys, last, exists, moved = [], list(map(hash, paths)), None, False, False
+    for i, path in enumerate(paths):
+        at, slash, name = path.rpartition("/")
+        if at != last:  # neighbours lie in one folder
+            real, last = folders.real(at or slash), at
+            exists, moved = folders.may_exist(at or slash), real != at
+        if moved:
+            keys[i] = hash(os.path.join(real, name))
+        if exists:
+            there.append(i)
+    return there, keys
+
+
+def _size_and_time(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except PermissionError:
+        return CLOSED, 0
+    except (OSError, ValueError):
+        return NO_FILE, 0
+    return status.st_size, status.st_mtime_ns

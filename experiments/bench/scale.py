@@ -1,0 +1,124 @@
+"""What comes before the first step of a run on many images: time and memory of records, checks, split and sampler.
+
+    python experiments/bench/scale.py                          # 100,000, a million and ten million images
+    python experiments/bench/scale.py --images 1000000 --order random
+
+Ten images a class, half of the classes to train on, a quarter of those for validation; made here, of paths that are no
+files. Real ones add what the system takes to look up each once, at 2 to 4 microseconds an image, and to list folders.
+Each size is a process of its own, so that its peak is its own; the imports of a run, torch and Lightning, are in it
+(`before`). Seconds are of one core (`time.process_time`): nothing here waits.
+
+    records     columns of paths, labels and roles, and their checks
+    files       which paths are files, and whether each decoded at the last start
+    split       of protocol=conventional protocol.select=val_classes, and that its parts are apart
+    sampler     m_per_class, made, and its first batches
+    data        the data module: labels from 0 on, fingerprint, loaders
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dml.data.check import readable
+from dml.data.datamodule import DataModule
+from dml.data.paths import Paths
+from dml.data.records import Records, renumbered
+from dml.data.samplers import MPerClass, Pairs, Uniform
+from dml.data.transforms import Transform
+from dml.evaluation.protocol import Conventional
+
+PER_CLASS = 10
+PARTS = ("records", "files", "split", "sampler", "data")
+GREY = Image.new("RGB", (8, 8))
+
+
+def names(rows: np.ndarray) -> Iterator[str]:
+    return (f"/data/photographs/class {row // PER_CLASS:07d}/photograph {row:08d}.jpg" for row in rows.tolist())
+
+
+def made(images: int, order: str) -> Records:
+    rows = np.arange(images) if order == "sorted" else np.random.default_rng(0).permutation(images)
+    classes = images // PER_CLASS
+    labels = rows // PER_CLASS
+    roles = np.where(labels < classes // 2, "train", "test")
+    return Records("many", Paths.of(names(rows)), labels, roles, [f"class {c:07d}" for c in range(classes)], grey)
+
+
+def grey(row: int) -> Image.Image:
+    return GREY
+
+
+class Black(Transform):
+    """No image is opened far."""
+
+    def pixels(self, picture: Image.Image) -> torch.Tensor:
+        return torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+
+def peak() -> float:
+    """In GB; Linux counts in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def measured(images: int, order: str) -> dict[str, float]:
+    """Seconds of `PARTS`, and GB."""
+    figures, at = {"before": peak()}, time.process_time()
+
+    def done(part: str) -> None:
+        nonlocal at
+        figures[part] = time.process_time() - at
+        at = time.process_time()
+
+    records = made(images, order)
+    done("records")
+    with tempfile.TemporaryDirectory() as cache:
+        records = readable(records, cache)
+    done("files")
+    split = Conventional(select="val_classes").split(records)
+    done("split")
+    labels = renumbered(records.labels[split.train])[1]
+    sampler = MPerClass(labels, 64, 0)
+    for rule in (sampler, Pairs(labels, 64, 0), Uniform(labels, 64, 0)):
+        batches = rule.batches(0)
+        assert len({len(next(batches)) for _ in range(10)}) == 1
+    done("sampler")
+    transform = Black(None)
+    rows = (split.train, split.query, split.gallery)
+    data = DataModule(records, *rows, sampler, transform, transform, seed=0, num_workers=0, eval_batch_size=128)
+    stream = iter(data.train_dataloader())
+    assert next(stream)["image"].shape == (64, 3, 8, 8)
+    assert len(data.eval_dataloader(split.query)) == -(-len(split.query) // 128)
+    done("data")
+    return figures | {"peak": peak()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, nargs="+", default=[10**5, 10**6, 10**7])
+    parser.add_argument("--order", choices=("sorted", "random"), default="sorted", help="of the paths")
+    parser.add_argument("--here", action="store_true", help="in this process, the first size alone, as JSON")
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(measured(options.images[0], options.order)))
+        return
+    print(f"{'images':>10}{'classes':>10}" + "".join(f"{part:>9}" for part in PARTS) + "    start  before     peak")
+    for images in options.images:
+        command = [sys.executable, __file__, "--here", "--images", str(images), "--order", options.order]
+        one = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        seconds = "".join(f"{one[part]:7.1f} s" for part in PARTS)
+        total = sum(one[part] for part in PARTS) - one["records"]
+        sizes = "".join(f"{one[name]:6.2f} GB" for name in ("before", "peak"))
+        print(f"{images:10,}{images // PER_CLASS:10,}{seconds}{total:7.1f} s{sizes}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
