@@ -229,6 +229,16 @@ def test_pytest_is_counted(tmp_path: Path) -> None:
     ]
 
 
+def test_only_files_with_tests_for_a_gpu_are_collected(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "test_a.py").write_text("@pytest.mark.gpu")
+    (tmp_path / "test_b.py").write_text("import what_is_not_there\n")
+    assert tests.marked(tmp_path, "gpu") == [str(tmp_path / "deep" / "test_a.py")]
+    found = [Path(path).name for path in tests.marked(Path(__file__).parent, "gpu")]
+    assert {"test_devices.py", "test_precision.py"} <= set(found)
+    assert GPU.tests == ("gpu",)
+
+
 def test_a_wheel_has_no_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tests, "CONF", tmp_path / "conf")
     (remark,) = tests.measure(running.Task(CPU, tmp_path, time.monotonic() + 60))

@@ -27,7 +27,7 @@ class Sizes:
         cells, channels, pixels: of the maps that heads and object attention get, and of the proposals.
         repeats: of what is short.
         options: of the trainings of a few steps, beside those of all.
-        tests: arguments of pytest.
+        tests: which of them, as pytest's -m says it, and their files; no files: those with that mark.
     """
 
     device: str
@@ -107,7 +107,7 @@ GPU = Sizes(
     pixels=224,
     repeats=20,
     options=("image_size=64", "dataset.size=64", "sampler.batch_size=32"),
-    tests=("-m", "gpu", "tests"),
+    tests=("gpu",),
 )
 
 CPU = Sizes(
@@ -136,5 +136,5 @@ CPU = Sizes(
     pixels=32,
     repeats=3,
     options=("image_size=32", "dataset.size=32", "sampler.batch_size=16"),
-    tests=("-m", "not gpu and not slow", "tests/losses/test_functional.py"),
+    tests=("not gpu and not slow", "tests/losses/test_functional.py"),
 )
