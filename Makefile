@@ -2,8 +2,9 @@
 PYTHON ?= python3
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
+MEASURED_BY := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint experiments-smoke clean
+.PHONY: help install run test lint experiments-smoke gpu clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -23,6 +24,9 @@ test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k ab
 
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke
+
+gpu:  ## measure everything on a CUDA device, beside its goals; with PYTHON=..., else .venv, else python3 as they are
+	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(MEASURED_BY) -m dml.smoke --gpu $(ARGS)
 
 lint: install  ## ruff, mypy, and which package knows which
 	$(BIN)/ruff check .

@@ -1,16 +1,15 @@
 """Fixtures that several test files share."""
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from omegaconf import DictConfig
 
+from dml.bench.ranks import of_ranks
 from dml.configuration.composition import composed
 from dml.configuration.options import check
 from dml.methods.base import Method, Output
@@ -89,26 +88,11 @@ def data_dir() -> Path:
     return Path(os.environ["DML_DATA"])
 
 
-def _rank(rank: int, world_size: int, port: int, function: Callable[..., Any], folder: Path, arguments: tuple) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
-    )
-    torch.save(function(*arguments), folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
-
-
 @pytest.fixture
 def on_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
     """`on_ranks(2, function, *arguments)`: what a top-level function returns in each of 2 real gloo processes."""
 
     def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        folder = tmp_path / "ranks"
-        folder.mkdir()
-        mp.spawn(_rank, (world_size, port, function, folder, arguments), nprocs=world_size)
-        return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+        return of_ranks(world_size, function, *arguments, folder=tmp_path / "ranks")
 
     return on_ranks

@@ -1,7 +1,6 @@
 """The number of processes is how a run is carried out: every method and loss takes the same steps on two as on one."""
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 
+from dml.bench.ranks import as_torchrun
 from dml.configuration.composition import composed
 from dml.distributed import gather_rows
 from dml.evaluation.metrics import evaluate, rank
@@ -66,9 +66,7 @@ def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
 
 
 def _train_as_a_rank(cases: list[tuple[str, str]], folder: Path) -> dict[str, Any]:
-    here, world = (str(number()) for number in (torch.distributed.get_rank, torch.distributed.get_world_size))
-    os.environ |= {"RANK": here, "LOCAL_RANK": here, "GROUP_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ |= {"GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "test"}  # as torchrun does
+    as_torchrun(one_machine=True)
     return {f"{method} {loss}": _train(method, loss, folder) for method, loss in cases}
 
 

@@ -13,3 +13,7 @@ EXPERIMENTS = Path("runs/experiments")  # the folder of the papers' trainings
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")  # of Hydra, for sweeps
 
 DRAWS = 10_000  # of a bootstrap
+
+SMOKE_PARTS = ("tests", "methods", "throughput", "evaluation", "layers", "ranks", "feeding")  # of dml.smoke
+
+SMOKE_MINUTES = 20

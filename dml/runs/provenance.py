@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,17 @@ def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": machine,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
         **(more or {}),
     }
     write_atomically(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # found by PYTHONPATH
+        return "not installed"
 
 
 def numerics(trainer: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,13 +23,13 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dml.bench.timing import in_turns, ratio
 from dml.configuration.composition import composed
 from dml.methods.abe import ABE
 from dml.methods.base import Method, Output
@@ -86,16 +86,6 @@ def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> C
         optimizer.step()
 
     return step
-
-
-def seconds(job: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    job()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def resident(field: str) -> float:
@@ -163,12 +153,7 @@ def main() -> None:
         print(peak(steps[options.child], options.device))
         return
     flops = {name: complexity(method, options.size)["flops"] for name, method in methods.items()}
-    for step in steps.values():  # warm up
-        step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(options.repeats):
-        for name, step in steps.items():
-            times[name].append(seconds(step, options.device))
+    times = in_turns(steps, options.repeats, options.device)
     # A process of its own each: what one step allocated would be there for the next.
     child = [sys.executable, *sys.argv]
     memory = {
@@ -184,11 +169,10 @@ def main() -> None:
     print(f"{'':24} {'step':>9} {'/ 1-head':>9} {'flops':>7} {'over flops':>11} {'/ ' + own:>12} {'peak':>9}")
     one = times["1-head"]
     for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, one, strict=True))
-        to_own = statistics.median(a / b for a, b in zip(taken, times[own], strict=True))
+        over, to_own = ratio(taken, one), ratio(taken, times[own])
         bound = flops[name] / flops["1-head"]
         print(
-            f"{name:24} {statistics.median(taken):7.3f} s {ratio:9.2f} {bound:7.2f} {ratio / bound:11.2f} "
+            f"{name:24} {statistics.median(taken):7.3f} s {over:9.2f} {bound:7.2f} {over / bound:11.2f} "
             f"{to_own:12.2f} {memory[name]:5.2f} GiB"
         )
     print(f"aim: {own} at most {AIM} over flops")

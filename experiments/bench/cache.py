@@ -22,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
+from dml.bench.images import drawn
 from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.images import quiet
@@ -33,19 +33,6 @@ from dml.data.records import Records
 from dml.data.transforms import scaled, shorter_crop
 
 SIZE, SIDES = 224, (256, 224)
-
-
-def drawn(root: Path, count: int, side: int, classes: int = 2) -> Path:
-    """JPEGs of a gradient with some noise, which compress about as photographs do."""
-    rng, (h, w) = np.random.default_rng(0), (side * 3 // 4, side)
-    ramp = np.linspace(0, 255, w)[None, :, None] * np.linspace(0.3, 1, h)[:, None, None]
-    for i in range(count):
-        path = root / f"class {i % classes}" / f"{i}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        noise = rng.normal(0, 12, (h // 4, w // 4, 3)).repeat(4, 0).repeat(4, 1)
-        pixels = np.clip(ramp[: noise.shape[0], : noise.shape[1]] + noise, 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(path, quality=90)
-    return root
 
 
 def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callable[[int], torch.Tensor]]:

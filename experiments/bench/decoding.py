@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cache import drawn
 from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
+
+from dml.bench.images import drawn
 
 SHORTER = 256
 

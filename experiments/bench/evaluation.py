@@ -19,48 +19,16 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
+from dml.bench.evaluation import KS, bare_product, embeddings_like_sop, faiss_search
+from dml.bench.timing import in_turns, ratio
 from dml.evaluation.metrics import evaluate
-from dml.evaluation.scores import TILE
 
-KS = (1, 10, 100, 1000)
 MEMORY_BOUND = 3.0  # GiB
-NOISE = {128: 1.45, 512: 2.35}  # of a unit vector: Recall@1 near 0.7 for 60,502 items
-
-
-def embeddings_like_sop(n: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Unit-norm clusters of 2 to 12 items like SOP's products, shuffled: `[n,dim]`, `[n]`."""
-    generator = torch.Generator().manual_seed(0)
-    # Most products have few images: the smaller of two draws has mean 5.2, SOP's test set 5.3.
-    sizes = torch.randint(2, 13, (2, n), generator=generator).amin(0)
-    labels = torch.repeat_interleave(torch.arange(n), sizes)[:n]
-    centres = normalize(torch.randn(n, dim, generator=generator))
-    noise = NOISE[min(NOISE, key=lambda known: abs(known - dim))] / dim**0.5
-    points = normalize(centres[labels] + noise * torch.randn(n, dim, generator=generator))
-    shuffle = torch.randperm(n, generator=generator)
-    return points[shuffle], labels[shuffle]
-
-
-def bare_product(points: Tensor) -> None:
-    """The same blocks as ours, the result dropped."""
-    strip = points.new_empty(TILE, len(points))
-    for block in points.split(TILE):
-        torch.mm(block, points.T, out=strip[: len(block)])
-
-
-def faiss_search(points: Tensor) -> None:
-    import faiss
-
-    vectors = points.cpu().numpy()
-    index = faiss.IndexFlatL2(vectors.shape[1])
-    index.add(vectors)
-    index.search(vectors, KS[-1] + 1)
 
 
 def accuracy_calculator(points: Tensor, labels: Tensor) -> None:
@@ -68,14 +36,6 @@ def accuracy_calculator(points: Tensor, labels: Tensor) -> None:
 
     names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
     AccuracyCalculator(include=names, k="max_bin_count", device=points.device).get_accuracy(points, labels)
-
-
-def seconds(job: Callable[[], object], device: torch.device) -> float:
-    start = time.perf_counter()
-    job()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def compare(n: int, dim: int, repeats: int, device: torch.device) -> None:
@@ -91,15 +51,11 @@ def compare(n: int, dim: int, repeats: int, device: torch.device) -> None:
         jobs["pytorch-metric-learning: P@1, RP, MAP@R"] = lambda: accuracy_calculator(points, labels)
     else:
         print("faiss is not installed: its search and pytorch-metric-learning, which needs it, are left out")
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            times[name].append(seconds(job, device))
+    times = in_turns(jobs, repeats, device, warm_up=0)
     bare = times["bare blockwise product"]
     print(f"\n{n:,} x {dim}, {device}, {torch.get_num_threads()} threads, median of {repeats}")
     for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, bare, strict=True))
-        print(f"{name:42} {statistics.median(taken):8.2f} s {ratio:7.2f} x the product")
+        print(f"{name:42} {statistics.median(taken):8.2f} s {ratio(taken, bare):7.2f} x the product")
 
 
 def peak_memory(n: int, dim: int) -> int:

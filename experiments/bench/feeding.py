@@ -12,55 +12,25 @@ ratios to `none` are medians over the rounds.
 import argparse
 import statistics
 import tempfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
-from cache import drawn
 
-from dml.configuration.composition import composed
-from dml.training.build import Parts, build
+from dml.bench.feeding import WORDS, Loading, parts_of
+from dml.bench.images import drawn
+from dml.bench.timing import now
+from dml.training.build import Parts
 
-WORDS = ("none", "disk", "memory", "device")
 SIZES = (128, 224)
 
 
-def parts_of(root: Path, word: str, size: int, options: argparse.Namespace) -> Parts:
+def options_of(root: Path, word: str, size: int, options: argparse.Namespace) -> list[str]:
     places = [f"dataset.root={root / 'data'}", f"paths.cache_dir={root / 'cache'}", f"paths.output_dir={root / 'run'}"]
-    parts = build(
-        composed(
-            *("dataset=folder", "dataset.train_fraction=0.5", "method=baseline", "backbone=mobilenet_v2", *places),
-            *("backbone.weights=none", "head.dim=128", "transform=resized_crop", f"image_size={size}"),
-            *(f"sampler.batch_size={options.batch}", f"dataset.cache={word}", f"trainer.num_workers={options.workers}"),
-        )
-    )
-    ranks = {"global_rank": 0, "world_size": 1, "num_devices": 1}
-    strategy = SimpleNamespace(root_device=options.device)
-    trainer: Any = SimpleNamespace(**ranks, strategy=strategy, global_step=0, max_steps=10**6)
-    parts.data.trainer = trainer
-    return parts
-
-
-def waited(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-class Loading:
-    """A loader alone."""
-
-    def __init__(self, parts: Parts, device: torch.device) -> None:
-        self.batches, self.device = iter(parts.data.train_dataloader()), device
-        next(self.batches)
-
-    def __call__(self, batches: int) -> float:
-        """Images a second."""
-        started = waited(self.device)
-        images = sum(len(next(self.batches)["image"]) for _ in range(batches))
-        return images / (waited(self.device) - started)
+    return [
+        *("dataset=folder", "dataset.train_fraction=0.5", "method=baseline", "backbone=mobilenet_v2", *places),
+        *("backbone.weights=none", "head.dim=128", "transform=resized_crop", f"image_size={size}"),
+        *(f"sampler.batch_size={options.batch}", f"dataset.cache={word}", f"trainer.num_workers={options.workers}"),
+    ]
 
 
 class Training:
@@ -75,17 +45,17 @@ class Training:
     def __call__(self, batches: int) -> tuple[float, float]:
         """Images a second, and the share of the time that was spent waiting."""
         waiting, images = 0.0, 0
-        started = waited(self.device)
+        started = now(self.device)
         for _ in range(batches):
-            asked = waited(self.device)
+            asked = now(self.device)
             batch = next(self.batches)
-            waiting += waited(self.device) - asked
+            waiting += now(self.device) - asked
             batch = {name: value.to(self.device) for name, value in batch.items()}
             self.optimizer.zero_grad()
             torch.stack(list(self.method.compute_terms(batch).values())).sum().backward()
             self.optimizer.step()
             images += len(batch["image"])
-        taken = waited(self.device) - started
+        taken = now(self.device) - started
         return images / taken, waiting / taken
 
 
@@ -105,12 +75,18 @@ def main() -> None:
         drawn(root / "data", options.images, options.side, classes=64)
         found: dict[str, dict[str, list[float]]] = {word: {} for word in WORDS}
         for size in SIZES:
-            loading = {word: Loading(parts_of(root, word, size, options), options.device) for word in WORDS}
+            loading = {
+                word: Loading(parts_of(options_of(root, word, size, options), options.device), options.device)
+                for word in WORDS
+            }
             for _ in range(options.rounds):
                 for word, load in loading.items():
                     found[word].setdefault(f"{size}", []).append(load(options.batches))
             del loading
-        training = {word: Training(parts_of(root, word, 96, options), options.device) for word in WORDS}
+        training = {
+            word: Training(parts_of(options_of(root, word, 96, options), options.device), options.device)
+            for word in WORDS
+        }
         for _ in range(options.rounds):
             for word, train in training.items():
                 speed, share = train(options.batches)

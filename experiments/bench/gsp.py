@@ -21,13 +21,13 @@ round. Run it on idle cores. --out keeps the figures of each contender in metric
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dml.bench.timing import in_turns, ratio
 from dml.configuration.composition import CONF, composed
 from dml.errors import stop
 from dml.files import write_atomically
@@ -92,30 +92,6 @@ def kept_for_backward(pool: Callable[[Tensor], Tensor], maps: Tensor) -> int:
     return sum(kept.values())
 
 
-def seconds(job: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    job()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
-
-
-def rounds(jobs: dict[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    for job in jobs.values():  # warm up
-        job()
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            times[name].append(seconds(job, device))
-    return times
-
-
-def ratio(one: list[float], other: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(one, other, strict=True))
-
-
 def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.device) -> Figures:
     torch.manual_seed(0)
     maps = torch.randn(images, WIDTH, side, side, device=device, requires_grad=True)
@@ -128,7 +104,7 @@ def alone(images: int, prototypes: int, side: int, repeats: int, device: torch.d
         return run
 
     made = {name: pool.to(device) for name, pool in poolings(prototypes).items()}  # type: ignore[attr-defined]
-    times = rounds({name: job(pool) for name, pool in made.items()}, repeats, device)
+    times = in_turns({name: job(pool) for name, pool in made.items()}, repeats, device)
     print(f"\n[{images}, {prototypes} prototypes, {side}x{side}], forward and backward")
     print(f"{'':34}{'ms':>8} {'/ closed form, 100':>19} {'MiB kept':>9}")
     told: Figures = {}
@@ -164,7 +140,7 @@ def inference(options: argparse.Namespace) -> Figures:
         return run
 
     jobs = {name: job(overrides) for name, overrides in choices.items()}
-    times = rounds(jobs, 5 * options.repeats, options.device)
+    times = in_turns(jobs, 5 * options.repeats, options.device)
     print(f"\ninference of {options.backbone}, {options.batch} images at {options.size}")
     print(f"{'':34}{'ms/image':>8} {'over GAP':>9}")
     told: Figures = {}
@@ -200,7 +176,7 @@ def steps(options: argparse.Namespace) -> Figures:
 
         return run
 
-    times = rounds({name: job(overrides) for name, overrides in choices.items()}, options.repeats, options.device)
+    times = in_turns({name: job(overrides) for name, overrides in choices.items()}, options.repeats, options.device)
     print(f"\na training step of {options.backbone}, {options.batch} images at {options.size}")
     print(f"{'':34}{'s':>8} {'over GAP':>9}")
     told: Figures = {}

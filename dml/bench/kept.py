@@ -1,0 +1,61 @@
+"""The file in which the newest figures of all parts are kept."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dml.bench.results import Figure, Outcome, as_json, of_json
+from dml.errors import UserError
+from dml.files import read_json, write_atomically
+
+Kept = dict[str, dict[str, Any]]  # by part: date, commit, hardware, versions, seconds, figures, remarks
+
+
+def read(path: Path) -> Kept:
+    """What a file has; nothing where there is none.
+
+    Raises:
+        UserError: it is damaged, or none of ours.
+    """
+    if not path.exists():
+        return {}
+    content = read_json(path)
+    try:
+        for part in content.values():
+            list(figures_of(part))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} holds no figures of dml.smoke: name another file with -o.") from error
+    kept: Kept = content
+    return kept
+
+
+def figures_of(part: Mapping[str, Any]) -> Iterator[Figure]:
+    for one in part["figures"]:
+        found = of_json(one)
+        assert isinstance(found, Figure)
+        yield found
+
+
+def keep(path: Path, part: str, outcome: Outcome, about: Mapping[str, Any], order: Sequence[str]) -> bool:
+    """Puts a part's outcome into the file in place of what was there; figures are not replaced by none.
+
+    Args:
+        about: when, with what and on what it was measured.
+        order: of the parts in the file.
+
+    Returns:
+        Whether it was put there.
+    """
+    kept = read(path)
+    if not outcome.figures and kept.get(part, {}).get("figures"):
+        return False
+    kept[part] = {
+        **about,
+        "seconds": round(outcome.seconds, 1),
+        "figures": [as_json(one) for one in outcome.figures],
+        "remarks": [as_json(one) for one in outcome.remarks],
+    }
+    known = {name: kept[name] for name in order if name in kept}
+    write_atomically(path, json.dumps(known | kept, indent=1) + "\n")
+    return True

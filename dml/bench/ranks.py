@@ -1,0 +1,127 @@
+"""Trainings of several processes: that they take the steps of one, and that too many for the GPUs are told."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from dml.bench.methods import tiny_options
+from dml.bench.results import FAILED, LEFT_OUT, Figure, Goal, Record, Remark
+from dml.bench.running import Task
+from dml.bench.sizes import Sizes
+from dml.configuration.composition import composed
+from dml.errors import MISTAKE
+from dml.runs.log import read_metrics
+
+STEPS = 5
+APART = 1e-4  # of losses, in double precision
+
+
+def of_ranks(
+    world_size: int, function: Callable[..., Any], *arguments: Any, folder: Path, backend: str = "gloo"
+) -> list[Any]:
+    """What a top-level function returns in each of several real processes, which are a group.
+
+    Args:
+        folder: empty or not there.
+        backend: `nccl` with a GPU for each; with `gloo` they share what there is.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(exist_ok=True)
+    mp.spawn(_rank, (world_size, port, backend, function, folder, arguments), nprocs=world_size)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
+
+
+def _rank(
+    rank: int,
+    world_size: int,
+    port: int,
+    backend: str,
+    function: Callable[..., Any],
+    folder: Path,
+    arguments: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    torch.save(function(*arguments), folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def as_torchrun(one_machine: bool) -> None:
+    """Says in the environment what torchrun would of the group's ranks: that they are processes of one machine, each
+    with a device, or each on a machine of its own, where all take the first device."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    local, group = ((rank, world), (0, 1)) if one_machine else ((0, 1), (rank, world))
+    numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]}
+    numbers |= {"GROUP_RANK": group[0], "GROUP_WORLD_SIZE": group[1]}
+    os.environ |= {name: str(number) for name, number in numbers.items()} | {"TORCHELASTIC_RUN_ID": "dml"}
+
+
+def measure(task: Task) -> Iterator[Record]:
+    gpus = torch.cuda.device_count() if task.sizes.device == "cuda" else 0
+    jobs: dict[str, Callable[[], Iterator[Record]]] = {"two ranks by gloo": partial(_two, task, "gloo")}
+    if gpus > 1:
+        jobs["two ranks by NCCL"] = partial(_two, task, "nccl")
+    else:
+        yield Remark(LEFT_OUT, f"two ranks by NCCL: that needs two GPUs, and there {'is one' if gpus else 'is none'}.")
+    jobs["more ranks than GPUs"] = partial(_too_many, task, max(2, gpus + 1))
+    yield from task.pieces(jobs, 5)
+
+
+def _train(sizes: Sizes, folder: Path, one_machine: bool = False) -> list[float]:
+    """The loss of every step of the default method in double precision, by this process or its group."""
+    if torch.distributed.is_initialized():
+        as_torchrun(one_machine)
+    from dml.training.run import run
+
+    steps = [f"trainer.max_steps={STEPS}", f"protocol.every={STEPS}", f"trainer.checkpoint_every={STEPS}"]
+    exact = ["trainer.precision=64-true", "backbone.freeze=bn_statistics"]
+    options = [*tiny_options(sizes, folder), "method=abe", *steps, *exact]
+    run(composed(*options), options)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    records = read_metrics(folder / "run" / "metrics.jsonl")
+    return [record["train/loss"] for record in records if "train/loss" in record]
+
+
+def _two(task: Task, backend: str) -> Iterator[Record]:
+    own = task.folder / backend
+    own.mkdir()
+    alone = _train(task.sizes, own / "alone")
+    of_each = of_ranks(2, _train, task.sizes, own / "two", backend == "nccl", folder=own / "ranks", backend=backend)
+    assert len(alone) == len(of_each[0]) == STEPS, f"{len(alone)} and {len(of_each[0])} losses of {STEPS} steps"
+    apart = max(abs(a - b) for a, b in zip(alone, of_each[0], strict=True))
+    name = f"two ranks by {'NCCL' if backend == 'nccl' else backend}"
+    yield Figure(f"{name}, largest difference of the loss from one process", apart, "", Goal(APART, at_most=True))
+    if not apart <= APART:
+        yield Remark(FAILED, f"{name} do not take the steps of one process: their losses differ by {apart:.2g}.")
+
+
+def _too_many(task: Task, devices: int) -> Iterator[Record]:
+    """The command ends with one sentence, before anything is trained."""
+    options = [*tiny_options(task.sizes, task.folder / "many"), "trainer=ddp", "trainer.accelerator=gpu"]
+    command = [sys.executable, "-m", "dml.run", *options, f"trainer.devices={devices}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stderr.strip().splitlines()
+    if done.returncode == MISTAKE and len(lines) == 1:
+        yield Figure(f"trainer.devices={devices} is refused in one sentence, with exit code", done.returncode)
+    else:
+        print(done.stderr)
+        yield Remark(
+            FAILED,
+            f"trainer.devices={devices} ended with exit code {done.returncode} and {len(lines)} lines, the last "
+            f"of them: {(lines or [''])[-1][:200]}",
+        )

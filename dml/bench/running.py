@@ -1,0 +1,168 @@
+"""Parts one after another, each in a process of its own, within so many minutes."""
+
+import json
+import multiprocessing as mp
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
+
+from dml.bench.results import FAILED, LEFT_OUT, Figure, Outcome, Record, Remark, as_json, of_json
+from dml.bench.sizes import Sizes
+from dml.configuration.defaults import SMOKE_PARTS
+from dml.errors import UserError
+from dml.process import end_with_parent, started_from_here
+
+PARTS = {name: f"dml.bench.{name}:measure" for name in SMOKE_PARTS}
+
+PATIENCE = 5  # times what a part should take, after which it counts as one that hangs
+LINES = 30  # of what a part printed, where it failed
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a part is given.
+
+    Attributes:
+        folder: empty, its own.
+        end: on the clock of `time.monotonic`, which is that of all processes.
+    """
+
+    sizes: Sizes
+    folder: Path
+    end: float
+
+    def left(self) -> float:
+        """Seconds."""
+        return self.end - time.monotonic()
+
+    def pieces(self, jobs: Mapping[str, Callable[[], Iterable[Record]]], needed: float) -> Iterator[Record]:
+        """What the jobs find, each by itself: one that fails, or for which `needed` seconds are not there, is told."""
+        for name, job in jobs.items():
+            if self.left() < needed:
+                yield left_out(name, needed, self.left())
+                continue
+            try:
+                yield from job()
+            except Exception as error:
+                traceback.print_exc()
+                yield Remark(FAILED, f"{name}: {sentence(error)}")
+
+
+def left_out(name: str, needed: float, left: float) -> Remark:
+    return Remark(LEFT_OUT, f"{name}: takes about {needed:.0f} s, and {max(0.0, left):.0f} s are left of --minutes.")
+
+
+def sentence(error: BaseException) -> str:
+    """Its kind and the first line of what it says; of a mistake that a user can put right all of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, UserError) and lines:
+        return " ".join(lines)
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else f"{type(error).__name__}."
+
+
+def carry_out(
+    names: Iterable[str], sizes: Sizes, seconds: float, parts: Mapping[str, str] = PARTS
+) -> Iterator[tuple[str, Outcome]]:
+    """Runs parts in turn.
+
+    Args:
+        seconds: for all of them.
+        parts: by name, the function that measures it, as `module:function`.
+
+    Returns:
+        Of each part its outcome, as soon as it is there.
+    """
+    end = time.monotonic() + seconds
+    with TemporaryDirectory(prefix="dml-smoke-") as folder:
+        for name in names:
+            needed, left = sizes.seconds.get(name, 0), end - time.monotonic()
+            if left < needed:
+                yield name, Outcome(remarks=[left_out(name, needed, left)])
+                continue
+            print(f"{name} ...", end="", file=sys.stderr, flush=True)
+            own = Path(folder) / name
+            own.mkdir()
+            most = min(left, PATIENCE * needed) if needed else left
+            if name == "throughput":  # its networks are left out one by one
+                most = left
+            outcome = _one(parts[name], Task(sizes, own, time.monotonic() + most))
+            print(f" {outcome.seconds:.0f} s", file=sys.stderr, flush=True)
+            for line in outcome.printed:
+                print(f"    {line}", file=sys.stderr)
+            yield name, outcome
+
+
+def _one(function: str, task: Task) -> Outcome:
+    """A part in a process of its own, which is killed with all its processes where it is not done at the end."""
+    began, outcome = time.monotonic(), Outcome()
+    records, log = task.folder / "records.jsonl", task.folder / "log.txt"
+    records.touch()
+    log.touch()
+    with started_from_here():
+        process = mp.get_context("spawn").Process(target=_child, args=(function, task))
+        process.start()
+    try:
+        process.join(max(0.0, task.left()))
+        over = process.is_alive()
+    finally:
+        _end(process)
+    for line in records.read_text().splitlines():
+        outcome.add(of_json(json.loads(line)))
+    outcome.seconds = time.monotonic() - began
+    if over:
+        outcome.add(Remark(FAILED, f"was not done after {outcome.seconds:.0f} s and was stopped."))
+    elif process.exitcode and not outcome.failed:
+        code = process.exitcode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        outcome.add(Remark(FAILED, f"its process ended {how}."))
+    if outcome.failed:
+        outcome.printed = log.read_text(errors="replace").splitlines()[-LINES:]
+    return outcome
+
+
+def _end(process: mp.process.BaseProcess) -> None:
+    """Ends a process and those that it started: they are one group."""
+    assert process.pid is not None
+    if process.is_alive():
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # where it has not made its group yet
+        process.join()
+
+
+def _child(function: str, task: Task) -> None:
+    os.setsid()
+    end_with_parent()
+    mp.set_start_method(None, force=True)  # the system's own again: what loads images is forked, as in any run
+    warnings.simplefilter("ignore")
+    with (task.folder / "log.txt").open("w", buffering=1) as log, (task.folder / "records.jsonl").open("w") as records:
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+
+        # The records are written by hand-over of whole lines: what was measured stays where the process is killed.
+        def put(record: Record) -> None:
+            records.write(json.dumps(as_json(record)) + "\n")
+            records.flush()
+
+        try:
+            for record in resolve_name(function)(task):
+                put(record if task.sizes.goals or isinstance(record, Remark) else _without_goal(record))
+        except BaseException as error:
+            traceback.print_exc()
+            put(Remark(FAILED, sentence(error)))
+            raise SystemExit(1) from None
+        finally:
+            sys.stdout.flush()
+
+
+def _without_goal(figure: Figure) -> Figure:
+    return Figure(figure.name, figure.value, figure.unit)

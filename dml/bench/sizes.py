@@ -1,0 +1,140 @@
+"""How large everything is that is measured: on a GPU, and small on a CPU, by the same code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all parts.
+
+    Attributes:
+        device: `cuda` or `cpu`.
+        goals: whether figures have goals; small ones on a CPU have none.
+        seconds: that a part takes about: it is left out where less is left.
+        networks: see `dml.bench.bare.NETWORKS`.
+        ensemble: the network that ABE is compared on, with `learners` learners.
+        batch, image, dim: images of a step, their pixels a side, width of the embedding.
+        precision: of Lightning; the bare loop's follows it.
+        images, side, classes: of the files that are drawn, their longer side in pixels.
+        warm_up, settle, window, rounds: steps before the first window, before each (more than a loader has ready), of
+            a window, and how many windows; from the third on they end once `enough` seconds have passed.
+        items: that are searched among one another, of `width` dimensions.
+        cells, channels, pixels: of the maps that heads and object attention get, and of the proposals.
+        repeats: of what is short.
+        options: of the trainings of a few steps, beside those of all.
+        tests: which of them, as pytest's -m says it, and their files; no files: those with that mark.
+    """
+
+    device: str
+    goals: bool
+    seconds: Mapping[str, float]
+    networks: tuple[str, ...]
+    ensemble: str
+    learners: int
+    batch: int
+    image: int
+    dim: int
+    precision: str
+    images: int
+    side: int
+    classes: int
+    warm_up: int
+    settle: int
+    window: int
+    rounds: int
+    enough: float
+    items: int
+    width: int
+    cells: int
+    channels: int
+    pixels: int
+    repeats: int
+    options: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def bfloat16(self) -> bool:
+        return self.precision.startswith("bf16")
+
+    def where(self) -> "torch.device":
+        """The device, with its number: two tensors on `cuda` and `cuda:0` are on one device that has two names."""
+        import torch
+
+        return torch.device("cuda", 0) if self.device == "cuda" else torch.device(self.device)
+
+    @property
+    def accelerator(self) -> str:
+        """Its name in Lightning."""
+        return "gpu" if self.device == "cuda" else self.device
+
+
+GPU = Sizes(
+    device="cuda",
+    goals=True,
+    seconds={
+        "tests": 60,
+        "methods": 60,
+        "throughput": 90,
+        "evaluation": 20,
+        "layers": 20,
+        "ranks": 40,
+        "feeding": 60,
+    },
+    networks=("resnet50", "googlenet", "vit_small"),
+    ensemble="googlenet",
+    learners=8,
+    batch=128,
+    image=224,
+    dim=512,
+    precision="bf16-mixed",
+    images=2048,
+    side=400,
+    classes=128,
+    warm_up=20,
+    settle=40,
+    window=40,
+    rounds=5,
+    enough=60,
+    items=60_502,
+    width=512,
+    cells=7,
+    channels=2048,
+    pixels=224,
+    repeats=20,
+    options=("image_size=64", "dataset.size=64", "sampler.batch_size=32"),
+    tests=("gpu",),
+)
+
+CPU = Sizes(
+    device="cpu",
+    goals=False,
+    seconds=dict.fromkeys(GPU.seconds, 25),
+    networks=("small",),
+    ensemble="small",
+    learners=2,
+    batch=16,
+    image=32,
+    dim=32,
+    precision="bf16-mixed",
+    images=64,
+    side=64,
+    classes=16,
+    warm_up=1,
+    settle=1,
+    window=2,
+    rounds=3,
+    enough=5,
+    items=1000,
+    width=32,
+    cells=3,
+    channels=64,
+    pixels=32,
+    repeats=3,
+    options=("image_size=32", "dataset.size=32", "sampler.batch_size=16"),
+    tests=("not gpu and not slow", "tests/losses/test_functional.py"),
+)

@@ -1,0 +1,175 @@
+"""Images a second of real runs beside a bare loop of the same network.
+
+A run is what `python -m dml.run` builds, with all its callbacks, on image files, compiled, its images held on the
+device. It stops now and then, and the bare loop takes as many steps: both take turns on one machine. Nothing is
+evaluated or saved between.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+
+from dml.bench.bare import NETWORKS, Bare
+from dml.bench.images import drawn
+from dml.bench.results import FAILED, LEFT_OUT, Figure, Goal, Record, Remark
+from dml.bench.running import Task
+from dml.bench.sizes import Sizes
+from dml.bench.timing import forget_peak, held, now, peak, ratio
+from dml.configuration.composition import composed
+from dml.errors import UserError
+from dml.runs.folder import RunFolder
+from dml.training.build import build, build_method
+from dml.training.callbacks.order import callbacks_of
+from dml.training.run import fit
+from dml.training.trainer import trainer_of
+
+GOAL = Goal(0.9)
+OVER_FLOPS = 1.1  # of an ensemble's step
+NEVER = 1_000_000  # steps
+
+PLAIN = ("method=baseline", "loss=multi_similarity")
+
+
+def measure(task: Task) -> Iterator[Record]:
+    """Of each network, and of ABE over the flops of its learners."""
+    sizes = task.sizes
+    drawn(task.folder / "images", sizes.images, sizes.side, sizes.classes)
+    found: dict[str, Windows] = {}
+    jobs = {name: partial(_network, name, task, found) for name in sizes.networks}
+    ensemble = f"ABE-{sizes.learners}"
+    yield from task.pieces(jobs | {ensemble: partial(_ensemble, ensemble, task, found)}, sizes.seconds["throughput"])
+
+
+class Windows(Callback):
+    """Times windows of a run's steps, and between them windows of the bare loop.
+
+    Attributes:
+        ours, bare: seconds of each window.
+        peaks: bytes that the run's tensors took at most, and the bare loop's.
+    """
+
+    def __init__(self, sizes: Sizes, bare: Bare, before: int) -> None:
+        self.sizes, self.bare_loop, self.before = sizes, bare, before
+        self.ours: list[float] = []
+        self.bare: list[float] = []
+        self.peaks = (0, 0)
+        self.flops = 0
+        self._begin = self._since = self._began = 0.0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        sizes, device, step = self.sizes, self.sizes.where(), trainer.global_step
+        cycle = sizes.settle + sizes.window
+        at = (step - sizes.warm_up) % cycle
+        if step < sizes.warm_up + sizes.settle:
+            return
+        if at == sizes.settle:
+            forget_peak(device)
+            self._since = now(device)
+            self._began = self._began or self._since
+        elif at == 0:
+            end = now(device)
+            self.ours.append(end - self._since)
+            ours = peak(device) - self.before
+            self.peaks = (max(ours, self.peaks[0]), self.peaks[1])
+            self._bare_window()
+            rounds = len(self.ours)
+            trainer.should_stop = rounds >= sizes.rounds or (rounds >= 3 and end - self._began > sizes.enough)
+
+    def _bare_window(self) -> None:
+        device = self.sizes.where()
+        self.bare_loop(2 if self.bare else 2 + self.sizes.warm_up)
+        forget_peak(device)
+        there = held(device)
+        start = now(device)
+        self.bare_loop(self.sizes.window)
+        self.bare.append(now(device) - start)
+        self.peaks = (self.peaks[0], max(self.peaks[1], peak(device) - there + self.before))
+
+    def speed(self, seconds: list[float]) -> float:
+        """Images a second."""
+        return self.sizes.batch * self.sizes.window / statistics.median(seconds)
+
+    @property
+    def ratio(self) -> float:
+        """Our images a second over the bare loop's."""
+        return ratio(self.bare, self.ours)
+
+
+def run_options(sizes: Sizes, folder: Path) -> list[str]:
+    """Of a run on the drawn images in `folder/images`, without its method, backbone and `paths.output_dir`."""
+    return [
+        *("dataset=folder", f"dataset.root={folder / 'images'}", "dataset.train_fraction=0.5"),
+        *("backbone.weights=none", f"head.dim={sizes.dim}", f"image_size={sizes.image}"),
+        *(f"sampler.batch_size={sizes.batch}", "sampler.m=4", f"paths.cache_dir={folder / 'cache'}"),
+        *(f"trainer.precision={sizes.precision}", f"trainer.accelerator={sizes.accelerator}", "report=false"),
+        *(f"trainer.max_steps={NEVER}", f"trainer.checkpoint_every={NEVER}", f"protocol.every={NEVER}"),
+    ]
+
+
+def _run(name: str, network: str, options: Iterable[str], task: Task) -> Windows:
+    """A run beside the bare loop of a network."""
+    before = held(task.sizes.where())
+    bare = Bare(network, task.sizes)
+    windows = Windows(task.sizes, bare, held(task.sizes.where()) - before)
+    typed = [*NETWORKS[network].options, *run_options(task.sizes, task.folder), *options]
+    typed += ["dataset.cache=device", "trainer.compile=true", f"paths.output_dir={task.folder / name}"]
+    config = composed(*typed)
+    folder = RunFolder.of(config, typed)
+    parts = build(config)
+    trainer = trainer_of(config, parts.method, [*callbacks_of(config, folder, parts), windows])
+    windows.flops = parts.complexity["flops"]
+    if options == PLAIN and parts.complexity["params"] != bare.parameters:
+        raise AssertionError(f"the bare loop has {bare.parameters} parameters, the run {parts.complexity['params']}")
+    folder.open(config, typed)
+    fit(config, folder, parts, trainer)
+    return windows
+
+
+def _figures(name: str, windows: Windows, goal: Goal | None) -> Iterator[Figure]:
+    yield Figure(f"{name}, ours", windows.speed(windows.ours), "images/s")
+    yield Figure(f"{name}, bare loop", windows.speed(windows.bare), "images/s")
+    yield Figure(f"{name}, ours / bare loop", windows.ratio, "", goal)
+    for whose, bytes_ in zip(("ours", "bare loop"), windows.peaks, strict=True):
+        if bytes_:
+            yield Figure(f"{name}, {whose}, peak memory", bytes_ / 2**30, "GiB")
+
+
+def _network(name: str, task: Task, found: dict[str, Windows]) -> Iterator[Record]:
+    if (lacking := _lacking(name)) is not None:
+        yield Remark(LEFT_OUT, f"{name}: {lacking}")
+        return
+    found[name] = _run(name, name, PLAIN, task)
+    yield from _figures(name, found[name], GOAL)
+
+
+def _lacking(network: str) -> str | None:
+    """Why there is no such backbone; None where there is."""
+    try:
+        build_method(composed(*NETWORKS[network].options, "backbone.weights=none", *PLAIN, "runtime.train_classes=2"))
+    except (UserError, ImportError) as error:
+        return str(error)
+    return None
+
+
+def _ensemble(name: str, task: Task, found: dict[str, Windows]) -> Iterator[Record]:
+    """Steps of ABE over those of the baseline on the same network, each measured against the same bare loop."""
+    sizes = task.sizes
+    if sizes.ensemble not in found:
+        yield Remark(FAILED, f"{name}: the baseline on {sizes.ensemble} that it is compared with has no figures.")
+        return
+    own = _run(name, sizes.ensemble, ("method=abe", f"method.M={sizes.learners}"), task)
+    baseline = found[sizes.ensemble]
+    steps, flops = baseline.ratio / own.ratio, own.flops / baseline.flops
+    yield Figure(f"{name} on {sizes.ensemble}", own.speed(own.ours), "images/s")
+    if own.peaks[0]:
+        yield Figure(f"{name} on {sizes.ensemble}, peak memory", own.peaks[0] / 2**30, "GiB")
+    yield Figure(f"{name}, step / baseline's", steps)
+    yield Figure(f"{name}, flops / baseline's", flops)
+    yield Figure(f"{name}, step over flops", steps / flops, "", Goal(OVER_FLOPS, at_most=True))
