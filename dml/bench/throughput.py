@@ -6,7 +6,7 @@ evaluated or saved between.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Windows(Callback):
         peaks: bytes that the run's tensors took at most, and the bare loop's.
     """
 
-    def __init__(self, sizes: Sizes, bare: Bare, before: int) -> None:
+    def __init__(self, sizes: Sizes, bare: Callable[[int], None], before: int = 0) -> None:
         self.sizes, self.bare_loop, self.before = sizes, bare, before
         self.ours: list[float] = []
         self.bare: list[float] = []
@@ -120,16 +120,22 @@ def _run(name: str, network: str, options: Iterable[str], task: Task) -> Windows
     windows = Windows(task.sizes, bare, held(task.sizes.where()) - before)
     typed = [*NETWORKS[network].options, *run_options(task.sizes, task.folder), *options]
     typed += ["dataset.cache=device", "trainer.compile=true", f"paths.output_dir={task.folder / name}"]
-    config = composed(*typed)
-    folder = RunFolder.of(config, typed)
+    params = trained(typed, windows)
+    if options == PLAIN and params != bare.parameters:
+        raise AssertionError(f"the bare loop has {bare.parameters} parameters, the run {params}")
+    return windows
+
+
+def trained(options: list[str], windows: Windows) -> int:
+    """Carries out a run that `windows` times and ends. Returns how many parameters it has."""
+    config = composed(*options)
+    folder = RunFolder.of(config, options)
     parts = build(config)
     trainer = trainer_of(config, parts.method, [*callbacks_of(config, folder, parts), windows])
     windows.flops = parts.complexity["flops"]
-    if options == PLAIN and parts.complexity["params"] != bare.parameters:
-        raise AssertionError(f"the bare loop has {bare.parameters} parameters, the run {parts.complexity['params']}")
-    folder.open(config, typed)
+    folder.open(config, options)
     fit(config, folder, parts, trainer)
-    return windows
+    return parts.complexity["params"]
 
 
 def _figures(name: str, windows: Windows, goal: Goal | None) -> Iterator[Figure]:
