@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -263,6 +264,41 @@ def test_the_bare_network_is_ours(name: str, configure: Configure) -> None:
     ours = build_method(configure(*network.options, *options))
     sizes = [sorted(p.numel() for p in model.parameters()) for model in (ours, network.make(16))]
     assert sizes[0] == sizes[1]
+
+
+def test_windows_of_a_run_and_of_the_bare_loop_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step of the run takes 3 s and one of the bare loop 2 s: what either does before its window is not timed.
+
+    The run's tensors take 100 bytes and 50 more in a step, the bare loop's 10, from its first step on 30, and 7 more.
+    """
+    state = {"now": 0.0, "held": 110, "peak": 0}
+
+    def allocate(more: int) -> None:
+        state["peak"] = max(state["peak"], state["held"] + more)
+
+    def bare_steps(steps: int) -> None:
+        state["now"] += 2 * steps
+        state["held"] = 130
+        allocate(7)
+
+    monkeypatch.setattr(throughput, "now", lambda _: state["now"])
+    monkeypatch.setattr(throughput, "held", lambda _: state["held"])
+    monkeypatch.setattr(throughput, "peak", lambda _: state["peak"])
+    monkeypatch.setattr(throughput, "forget_peak", lambda _: state.update(peak=state["held"]))
+    sizes = replace(CPU, warm_up=5, settle=3, window=4, rounds=3, batch=8)
+    windows = throughput.Windows(sizes, bare_steps, 10)
+    trainer: Any = SimpleNamespace(global_step=0, should_stop=False)
+    while not trainer.should_stop:
+        trainer.global_step += 1
+        state["now"] += 3
+        allocate(50)
+        windows.on_train_batch_end(trainer, cast(Any, None), None, None, 0)
+    assert trainer.global_step == 5 + 3 * (3 + 4)
+    assert windows.ours == [12.0] * 3
+    assert windows.bare == [8.0] * 3
+    assert windows.ratio == pytest.approx(2 / 3)
+    assert windows.speed(windows.ours) == pytest.approx(8 / 3)
+    assert windows.peaks == (150, 37)
 
 
 def test_a_backbone_that_cannot_be_built_is_left_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from dml.process import end_with_parent, started_from_here
 
 PARTS = {name: f"dml.bench.{name}:measure" for name in SMOKE_PARTS}
 
-PATIENCE = 5  # times what a part should take, after which it counts as one that hangs
+PATIENCE = 8  # times what a part should take, after which it counts as one that hangs
 LINES = 30  # of what a part printed, where it failed
 
 

@@ -48,6 +48,9 @@ def measure(task: Task) -> Iterator[Record]:
 class Windows(Callback):
     """Times windows of a run's steps, and between them windows of the bare loop.
 
+    Args:
+        before: bytes that the bare loop's tensors take.
+
     Attributes:
         ours, bare: seconds of each window.
         peaks: bytes that the run's tensors took at most, and the bare loop's.
@@ -76,15 +79,17 @@ class Windows(Callback):
         elif at == 0:
             end = now(device)
             self.ours.append(end - self._since)
-            ours = peak(device) - self.before
-            self.peaks = (max(ours, self.peaks[0]), self.peaks[1])
+            if not self.bare:  # which has neither gradients nor an optimizer's state yet
+                self.peaks = (peak(device) - self.before, 0)
             self._bare_window()
             rounds = len(self.ours)
             trainer.should_stop = rounds >= sizes.rounds or (rounds >= 3 and end - self._began > sizes.enough)
 
     def _bare_window(self) -> None:
         device = self.sizes.where()
+        before = held(device)
         self.bare_loop(2 if self.bare else 2 + self.sizes.warm_up)
+        self.before += held(device) - before
         forget_peak(device)
         there = held(device)
         start = now(device)
