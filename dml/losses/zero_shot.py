@@ -41,7 +41,8 @@ class ZeroShotPrediction(nn.Module):
         known = torch.stack([first, ~first])  # [2,N]
         predicted = ridge_prediction(attributes, self.embeddings[labels], known, self.ridge)  # [2,N,e]
         logits = self.logit_scale * predicted @ self.embeddings.to(predicted.dtype).T
-        wrong = F.cross_entropy(logits.movedim(-1, 1), labels.expand(2, -1), reduction="none")
+        # Flat, as a GPU has no deterministic one of more axes.
+        wrong = F.cross_entropy(logits.flatten(0, 1), labels.repeat(2), reduction="none").view(known.shape)
         # Where a half is empty nothing can be predicted.
         of_halves = torch.where(known, 0, wrong).sum(1) / (~known).sum(1).clamp(min=1)
         return torch.where(first.any() & ~first.all(), of_halves.mean(), 0)
