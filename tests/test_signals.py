@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,20 +31,24 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def workers(loader: Any) -> list[Any]:
+    return list(loader._iterator._workers)
+
+
 def test_loader_workers_leave_signals_to_the_parent_and_obey_it() -> None:
-    data = TensorDataset(torch.arange(40))
-    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent)
+    data: Any = TensorDataset(torch.arange(40))
+    data.finish = lambda batch: batch
+    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent, persistent_workers=True)
     batches = iter(loader)
     assert next(batches)[0] == 0
-    (worker,) = (one.pid for one in batches._workers)
+    (worker,) = (one.pid for one in workers(loader))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         subprocess.run(["kill", f"-{int(number)}", str(worker)], check=True)  # of another process than its parent
     assert sum(int(batch[0]) for batch in batches) == sum(range(1, 40))
-    batches = iter(loader)
-    (worker,) = (one.pid for one in batches._workers)
     os.kill(worker, signal.SIGTERM)
-    assert eventually(lambda: not batches._workers[0].is_alive(), 10)
-    assert batches._workers[0].exitcode == 0
+    (process,) = workers(loader)
+    assert eventually(lambda: not process.is_alive(), 10)
+    assert process.exitcode == 0
 
 
 def test_signals_wait_while_they_are_held() -> None:

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
+from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded, Retrieval, correlation, score, self_cosines
@@ -117,7 +118,7 @@ def test_take_finds_rows_in_any_order() -> None:
 
 def records(roles: list[str]) -> Records:
     labels = np.array([0 if role == "train" else 1 for role in roles], dtype=np.int64)
-    names = np.array([str(i) for i in range(len(roles))])
+    names = Paths.of(str(i) for i in range(len(roles)))
     return Records("x", names, labels, np.array(roles), ["a", "b"], lambda row: Image.new("RGB", (4, 4)))
 
 
@@ -159,7 +160,7 @@ def many_classes(classes: int) -> Records:
     """Three images a training class, shuffled, and two test classes."""
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(classes + 2), 3))
     roles = np.where(labels < classes, "train", "test")
-    names = np.array([str(i) for i in range(len(labels))])
+    names = Paths.of(str(i) for i in range(len(labels)))
     return Records(
         "x", names, labels, roles, [str(c) for c in range(classes + 2)], lambda row: Image.new("RGB", (4, 4))
     )

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from PIL import Image
 from torch.nn import functional as F
 
+from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
@@ -146,7 +147,7 @@ def test_images_that_are_all_alone_are_told() -> None:
 
 
 def market(roles: list[str], cameras: list[int] | None) -> Records:
-    names = np.array([str(i) for i in range(len(roles))])
+    names = Paths.of(str(i) for i in range(len(roles)))
     labels = np.array([0 if role == "train" else 1 + i % 2 for i, role in enumerate(roles)])
     where = None if cameras is None else np.array(cameras)
     return Records(
@@ -191,7 +192,7 @@ def two_cameras(**_: object) -> Records:
     def open_image(row: int) -> Image.Image:
         return Image.new("RGB", (32, 32), (16 * int(labels[row]), 255 - 16 * int(labels[row]), 128 + row % 6))
 
-    names = np.array([f"{i}.png" for i in range(96)])
+    names = Paths.of(f"{i}.png" for i in range(96))
     return Records("streets", names, labels, roles, [str(c) for c in range(16)], open_image, cameras=np.arange(96) % 2)
 
 
