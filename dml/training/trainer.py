@@ -33,6 +33,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     options |= _as_started(config.trainer.strategy)
     options["benchmark"] = options["benchmark"] and not options["deterministic"]
     torch.set_float32_matmul_precision(config.trainer.matmul)
+    torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions are products too
     try:
         trainer = pl.Trainer(
             **options,

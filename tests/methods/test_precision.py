@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from dml.configuration.composition import composed
 from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training import run as train
@@ -130,3 +131,17 @@ def test_bfloat16_needs_a_gpu_that_has_it(
         return
     with pytest.raises(UserError, match=r"bf16-mixed: Turing \(compute capability 7\.5\).*16-mixed or 32-true"):
         trainer_of(config, method_of("method=baseline"), [])
+
+
+@pytest.mark.parametrize(("word", "rounds"), [("highest", False), ("high", True), ("medium", True)])
+def test_matmul_is_of_convolutions_too(
+    method_of: MethodOf, monkeypatch: pytest.MonkeyPatch, word: str, rounds: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", not rounds)
+    before = torch.get_float32_matmul_precision()
+    try:
+        trainer_of(composed(*TINY, f"trainer.matmul={word}"), method_of("method=baseline"), [])
+        assert torch.backends.cudnn.allow_tf32 == rounds
+        assert torch.get_float32_matmul_precision() == word
+    finally:
+        torch.set_float32_matmul_precision(before)
