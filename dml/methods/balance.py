@@ -13,7 +13,7 @@ class Balance(nn.Module):
     Papers give the weight of a side loss for one metric loss, one kind of batch and one way to take means. With others
     the same number means something else: on MobileNetV2 the gradient of ABE's eq. 9 is 0.08 times that of its eq. 10
     over all pairs of a batch, 1.6 times over explicit pairs, and 5 times that of multi-similarity. Balanced, a weight
-    of 0.3 is 0.3 of the metric loss's gradient for all of them.
+    of 0.1 is 0.1 of the metric loss's gradient for all of them.
 
     Gradients are summed over the first steps, in which the ratio is that of the sums so far, and then stay as they are.
     They are taken on the outputs of the whole batch, which all ranks have: all find the same, and no pass through the
