@@ -92,6 +92,20 @@ def test_a_search_in_another_way_is_another(little: Experiment) -> None:
         assert now.key != before.key
 
 
+def test_records_of_rows_that_are_searched_otherwise_by_now_are_none(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    (search,) = searches(little, ["ABE"])
+    searched(search, tmp_path, configure, 0.1)
+    keep(little, tuned=[tuned(search, [], tmp_path)])
+    assert read_experiment("us/table1").tuned
+    file = little.record.with_suffix(".yaml")
+    file.write_text(file.read_text().replace("trials: 2", "trials: 3"))
+    again = read_experiment("us/table1")
+    assert not again.tuned
+    assert [one.row for one in searches(again)] == ["plain", "ABE"]
+
+
 def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     (search,) = searches(little, ["ABE"])
     (tmp_path / search.key).mkdir()

@@ -82,8 +82,10 @@ def _with_record(experiment: Experiment) -> Experiment:
         return experiment
     kept = json.loads(experiment.record.read_text())
     trials = [one | {"trials": [Trial(**trial) for trial in one["trials"]]} for one in kept.get("tuned", [])]
-    tuned = [Tuned(**said) for said in trials]
-    experiment = replace(experiment, tuned=[one for one in tuned if one.row in experiment.rows])
+    tuned = [one for one in (Tuned(**said) for said in trials) if one.row in experiment.rows]
+    searches = [experiment.search(experiment.rows[one.row], one.changes) for one in tuned]
+    tuned = [one for one, search in zip(tuned, searches, strict=True) if search is not None and search.key == one.key]
+    experiment = replace(experiment, tuned=tuned)
     now: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
 
     def current(one: Measurement) -> bool:

@@ -50,10 +50,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Trial:
-    """Attributes:
-    options: what was tried.
-    value: the criterion on validation classes; None: the training failed.
-    seconds: of training.
+    """One training of a search.
+
+    Attributes:
+        options: what was tried.
+        value: the criterion on validation classes; None: the training failed.
+        seconds: of training.
     """
 
     options: list[str]
