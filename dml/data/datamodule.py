@@ -153,7 +153,8 @@ class DataModule(LightningDataModule):
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
         num_workers: processes for each loader; 0 loads in the main process, `auto` takes this device's share of the
-            cores, where several runs share the machine of this run's, 16 at most.
+            cores, where several runs share the machine of this run's, 16 at most; none on a CPU with a cache, where
+            they would take more from the training's threads than they give (experiments/bench/training.py).
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
         on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
@@ -207,6 +208,8 @@ class DataModule(LightningDataModule):
     def num_workers(self) -> int:
         if self._workers != "auto":
             return self._workers
+        if self.train_cache is not None and self.device.type == "cpu":
+            return 0
         devices = self.trainer.num_devices if self.trainer else 1
         return max(1, min(cores() // (devices * runs_at_once()), MOST_WORKERS))
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dml.data.cache import ImageCache
 from dml.data.datamodule import DataModule
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
@@ -203,3 +204,11 @@ def test_workers_are_the_devices_share_of_the_cores(monkeypatch: pytest.MonkeyPa
     data.trainer = SimpleNamespace(num_devices=48)
     assert data.num_workers == 1
     assert module(workers=0).num_workers == 0
+
+
+def test_a_cpu_with_a_cache_loads_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
+    data = module(workers="auto", train_cache=cast(ImageCache, object()))
+    assert data.num_workers == 0
+    data.trainer = SimpleNamespace(num_devices=2, strategy=SimpleNamespace(root_device=torch.device("cuda")))
+    assert data.num_workers == 2
