@@ -253,6 +253,15 @@ def test_records_of_rows_that_changed_since_are_no_measurements(little: Experime
     assert now.metrics["model/params"] < found[0].metrics["model/params"]
 
 
+def test_a_part_has_seeds_of_its_own(little: Experiment) -> None:
+    section = replace(next(iter(little.parts.values())), seeds=[5, 6])
+    experiment = replace(little, parts=little.parts | {section.name: section})
+    mine = [one.seed for one in experiment.trainings() if one.part == section.name]
+    assert set(mine) == {5, 6}
+    assert {one.seed for one in experiment.trainings() if one.part != section.name} <= set(little.seeds)
+    assert {one.seed for one in experiment.trainings(seeds=[3])} == {3}
+
+
 def test_sizes_are_no_repetition(little: Experiment) -> None:
     (size,) = sizes_of(little)
     trained = [replace(size, seed=seed) for seed in (0, 1)]

@@ -103,7 +103,8 @@ def _with_record(experiment: Experiment) -> Experiment:
 
 
 def _part(name: str, said: dict[str, Any]) -> Section:
-    return Section(name, said.get("overrides", []), {title: Column(**one) for title, one in said["columns"].items()})
+    columns = {title: Column(**one) for title, one in said["columns"].items()}
+    return Section(name, said.get("overrides", []), columns, said.get("seeds"))
 
 
 def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:

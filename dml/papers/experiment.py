@@ -26,11 +26,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Section:
-    """A block of columns."""
+    """A block of columns.
+
+    Attributes:
+        seeds: of its trainings; None: the experiment's.
+    """
 
     name: str
     overrides: list[str]
     columns: dict[str, Column]
+    seeds: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,8 @@ class Experiment:
             for part in row.parts:
                 if row.overrides is not None:
                     settings = (*self.of_row(row, part), *changes, *(self.chosen(row, changes) or []))
-                    result += [Training(self.name, row.name, part, s, settings) for s in seeds or self.seeds]
+                    of = seeds or self.parts[part].seeds or self.seeds
+                    result += [Training(self.name, row.name, part, s, settings) for s in of]
                 elif row.command is not None and not changes:
                     several = any("{seed}" in option for option in row.command)
                     of = seeds or self.seeds if several else [0]
