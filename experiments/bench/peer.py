@@ -1,0 +1,205 @@
+"""A peer in the comparison on Cars196: pytorch-metric-learning in the plain loop that its documentation shows.
+
+    python experiments/bench/peer.py --seed 0 --out runs/peer
+
+Of this project it takes the images, the settings of the comparison's baseline (with the rates that its search found,
+where it was searched), and the ranks of queries, for intervals. Network, augmentation, sampler, miner and loss are
+torchvision's and pytorch-metric-learning's, whose own calculator's figures stand beside those of `dml.evaluation`. Images are
+decoded and resized once, then cropped by the process that trains, as with dataset.cache=memory. `metrics.json` has a
+row, `queries.npz` each query.
+"""
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torchvision
+from omegaconf import DictConfig
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pytorch_metric_learning.miners import MultiSimilarityMiner
+from pytorch_metric_learning.samplers import MPerClassSampler
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.transforms import v2
+from tqdm import tqdm
+
+from dml.configuration.composition import composed
+from dml.data.dataset import open_dataset
+from dml.data.records import Records
+from dml.errors import UserError, stop
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.metrics import evaluate
+from dml.evaluation.protocol import Conventional
+from dml.evaluation.splits import Split
+from dml.files import write_atomically
+from dml.papers.catalogue import read_experiment
+from dml.papers.experiment import Experiment
+from dml.runs.scores import write_scores
+
+COMPARISON, ROW = "comparison/cars196", "baseline"
+NAME = "pytorch-metric-learning"
+WEIGHTS = "mobilenet_v2_features_imagenet.pth"
+IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+SIDES = (256, 224)  # images are resized to the first, of which crops have the second
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Rows of the records, resized once, `[3,H,W]` uint8 each; cropped at random to train, in the middle to test."""
+
+    def __init__(self, records: Records, rows: np.ndarray, size: int, training: bool) -> None:
+        before = v2.Compose([v2.Resize(round(size * SIDES[0] / SIDES[1])), v2.PILToTensor()])
+        self.images = [before(records.image(int(row))) for row in tqdm(rows, "reading images", leave=False)]
+        self.labels = records.labels[rows].tolist()
+        cuts = [v2.RandomCrop(size), v2.RandomHorizontalFlip()] if training else [v2.CenterCrop(size)]
+        self.transform = v2.Compose([*cuts, v2.ToDtype(torch.float32, scale=True), v2.Normalize(**IMAGENET)])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, at: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[at]), self.labels[at]
+
+
+class Network(nn.Module):
+    """MobileNetV2, pooled, and a linear layer; batch norm keeps the statistics that it has."""
+
+    def __init__(self, dim: int, weights: Path | None) -> None:
+        super().__init__()
+        net = torchvision.models.mobilenet_v2(weights=None)
+        if weights is not None:
+            absent, unknown = net.load_state_dict(torch.load(weights, weights_only=True), strict=False)
+            assert not unknown
+            assert all(name.startswith("classifier") for name in absent)
+        self.trunk = nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(net.last_channel, dim)
+        self.to(memory_format=torch.channels_last)
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[B,3,H,W]` -> `[B,D]` of unit norm."""
+        return F.normalize(self.head(self.trunk(images.contiguous(memory_format=torch.channels_last))))
+
+
+def settings(experiment: Experiment, lr: float | None, head_factor: float | None) -> tuple[DictConfig, float, float]:
+    """The configuration of the baseline, its rate, and how many times that the head's is."""
+    row = experiment.rows[ROW]
+    config = composed(*experiment.overrides, *(row.overrides or []), *(experiment.chosen(row) or []))
+    factor = config.method.head_lr_factor if head_factor is None else head_factor
+    return config, config.lr if lr is None else lr, factor
+
+
+def trained(network: Network, images: Images, config: DictConfig, lr: float, factor: float, steps: int) -> float:
+    """Takes the steps. Returns the seconds that they took."""
+    groups = [
+        {"params": network.trunk.parameters(), "lr": lr},
+        {"params": network.head.parameters(), "lr": lr * factor},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=config.method.optimizer.weight_decay)
+    said = config.loss.loss
+    loss = MultiSimilarityLoss(alpha=said.alpha, beta=said.beta, base=said.base)
+    miner = MultiSimilarityMiner(epsilon=config.loss.miner.epsilon)
+    batch = config.sampler.batch_size
+    sampler = MPerClassSampler(images.labels, config.sampler.m, batch, length_before_new_iter=steps * batch)
+    start = time.perf_counter()
+    network.train()
+    for pixels, labels in tqdm(DataLoader(images, batch, sampler=sampler), "training", steps):
+        optimizer.zero_grad()
+        embeddings = network(pixels)
+        loss(embeddings, labels, miner(embeddings, labels)).backward()
+        optimizer.step()
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def embedded(network: Network, images: Images) -> Tensor:
+    """`[N,D]`."""
+    network.eval()
+    return torch.cat([network(pixels) for pixels, _ in tqdm(DataLoader(images, 128), "embedding", leave=False)])
+
+
+def measured(options: argparse.Namespace) -> dict[str, float]:
+    """Trains and tests. Raises UserError where images or weights are not there."""
+    config, lr, factor = settings(read_experiment(COMPARISON), options.lr, options.head_lr_factor)
+    if options.data is not None:
+        config.dataset.update(root=f"{options.data}/cars196", strict=False)
+    config.sampler.batch_size = options.batch or config.sampler.batch_size
+    records = open_dataset(config)
+    size = options.size or config.image_size
+    torch.manual_seed(options.seed)
+    random.seed(options.seed)
+    np.random.seed(options.seed)  # noqa: NPY002  pytorch-metric-learning's sampler draws from it
+    weights = None if options.weights == "none" else Path(config.backbone.weights_dir) / WEIGHTS
+    if weights is not None and not weights.exists():
+        raise UserError(f"there is no {weights}: see backbone=mobilenet_v2, or give --weights none.")
+    network = Network(config.head.dim, weights)
+    train, test = (
+        Images(records, rows, size, rows is records.train_rows) for rows in (records.train_rows, records.query_rows)
+    )
+    untrained = embedded(network, test)
+    seconds = trained(network, train, config, lr, factor, options.steps or config.trainer.max_steps)
+    vectors, labels = embedded(network, test), torch.tensor(test.labels)
+    calculator = AccuracyCalculator(
+        include=("precision_at_1", "mean_average_precision_at_r"),
+        k="max_bin_count",
+        knn_func=CustomKNN(CosineSimilarity(), batch_size=1024),
+    )
+    theirs = calculator.get_accuracy(vectors, labels)
+    ours = evaluate(vectors, labels, clustering=False)
+    write_scores(
+        *(options.out, records, Split(records.train_rows, records.query_rows, None), Conventional()),
+        Embedded(vectors.unsqueeze(1), labels, torch.as_tensor(records.query_rows)),
+    )
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        network(test[0][0].unsqueeze(0))
+    return {
+        **{f"test/{name}": value for name, value in ours.items()},
+        "learners/mean/recall@1": ours["recall@1"],  # there is one
+        "untrained/recall@1": evaluate(untrained, labels, clustering=False)["recall@1"],
+        "peer/recall@1": theirs["precision_at_1"],  # as its own calculator has it
+        "peer/map@r": theirs["mean_average_precision_at_r"],
+        "run/seconds": seconds,
+        "model/params": float(sum(parameter.numel() for parameter in network.parameters())),
+        "model/flops": counted.get_total_flops() / 2,  # products with a sum
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/peer"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lr", type=float, help="default: what the search of the baseline found, or the comparison's")
+    parser.add_argument("--head-lr-factor", type=float, help="default: likewise")
+    parser.add_argument("--steps", type=int, help="default: the comparison's")
+    parser.add_argument("--batch", type=int, help="default: the comparison's")
+    parser.add_argument("--size", type=int, help="of images; default: the comparison's")
+    parser.add_argument("--data", help="folder with cars196, or a part of it; default: DML_DATA, else data")
+    parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
+    options = parser.parse_args()
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        figures = measured(options)
+    except UserError as mistake:
+        stop(str(mistake))
+    except OSError as error:
+        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
+    write_atomically(options.out / "metrics.json", json.dumps({NAME: figures}, indent=1) + "\n")
+    print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
