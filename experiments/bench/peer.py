@@ -4,9 +4,9 @@
 
 Of this project it takes the images, the settings of the comparison's baseline (with the rates that its search found,
 where it was searched), and the ranks of queries, for intervals. Network, augmentation, sampler, miner and loss are
-torchvision's and pytorch-metric-learning's, whose own calculator's figures stand beside those of `dml.evaluation`. Images are
-decoded and resized once, then cropped by the process that trains, as with dataset.cache=memory. `metrics.json` has a
-row, `queries.npz` each query.
+torchvision's and pytorch-metric-learning's, whose own calculator's figures stand beside those of `dml.evaluation`.
+Images are decoded and resized once, then cropped by the process that trains, as with dataset.cache=memory.
+`metrics.json` has a row, `queries.npz` each query.
 """
 
 import argparse
