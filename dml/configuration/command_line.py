@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from dml.configuration.composition import CONF
 from dml.errors import CTRL_C, INTERRUPTED, UNREAD, Interrupted, Unfaithful, UserError, stop
 
 
@@ -59,15 +61,32 @@ def _nobody_reads() -> bool:
 
 
 def hydra_sentence(error: Exception) -> str:
-    """What Hydra says of a command line, in one sentence; of an unknown choice of a group, the near ones."""
+    """What Hydra says of a command line, in one sentence; of an unknown choice or option, the near ones."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         near = difflib.get_close_matches(choice.lower(), error.options, n=5, cutoff=0.5)
         remedy = f"did you mean {', '.join(near)}? --help lists all" if near else f"choose {', '.join(error.options)}"
         return f"{group}={choice} is unknown: {remedy}."
+    where = error.__cause__
+    if isinstance(where, ConfigKeyError | ConfigAttributeError) and str(error).startswith("Could not override"):
+        return _unknown(where)
     said = [" ".join(str(error).split()) or type(error).__name__]
     if error.__cause__ is not None and str(error.__cause__).strip():
         said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
     if "does not support sweep type" in said[0]:
         said.append("- choose from such a range with hydra/sweeper=optuna")
     return " ".join(said).rstrip(".?") + "."
+
+
+def _unknown(error: OmegaConfBaseException) -> str:
+    """Of an option that the configuration lacks."""
+    place, _, name = str(error.full_key).rpartition(".")
+    known = {str(option) for option in error.parent_node or () if not str(option).startswith("_")} - {"hydra"}
+    if not place:
+        known |= {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+    before = f"{place}." if place else ""
+    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    if near:
+        return f"{before}{name} is no option: did you mean {' or '.join(before + one for one in near)}?"
+    added = f"; what its file leaves out is added with +{before}{name}=..." if place else ""
+    return f"{before}{name} is no option: choose among {', '.join(sorted(known)) or 'none'}{added}."
