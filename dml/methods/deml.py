@@ -139,8 +139,8 @@ class DeML(Method):
         lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
         balance: the weight is the ratio of its gradient to the metric loss's (see `Balance`), not eq. 5's as printed.
         adversary_width: of its layer, a learner's dimensions or more; None: twice as many.
-        object_layers: stages whose maps object attention walks on; None: the last one, and the last at a higher
-            resolution (GoogLeNet: inception4e and inception5b, as in the paper).
+        object_layers: stages whose maps object attention walks on; None: the last one, and, where there is one, the
+            last at a higher resolution (GoogLeNet: inception4e and inception5b, as in the paper).
         branch: last stage of F; None: the backbone's own (GoogLeNet: pool3, as in the paper).
         checkpointing: the activations inside a stage are computed twice rather than kept.
         options: see `Method`.
@@ -290,7 +290,7 @@ def _object_layers(backbone: Backbone, names: list[str] | None) -> tuple[str, ..
     stages = list(backbone.stages)
     if names is None:
         finer = [name for name in stages if backbone.stride[name] < backbone.stride[stages[-1]]]
-        return (finer[-1], stages[-1])
+        return (*finer[-1:], stages[-1])  # a transformer has one resolution
     if isinstance(names, str) or not isinstance(names, Sequence) or not names or not set(names) <= set(stages):
         raise UserError(
             f"method.object_layers={names} has to be a list of stages of the backbone, as [{stages[-1]}]: they are "

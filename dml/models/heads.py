@@ -22,7 +22,7 @@ class Head(nn.Module):
     """Pooling followed by a linear projection: `[B,C,h,w] -> [B,d]`, not yet normalised.
 
     Args:
-        pooling: `[B,C,h,w] -> [B,C,1,1]`.
+        pooling: `[B,C,h,w] -> [B,C,1,1]`, or as many times C as it says.
         in_channels: C.
         dim: d, the width of the learner.
     """
@@ -31,7 +31,7 @@ class Head(nn.Module):
         super().__init__()
         self.pooling = pooling
         self.dim = dim
-        self.projection = nn.Linear(in_channels, dim)
+        self.projection = nn.Linear(in_channels * getattr(pooling, "times", 1), dim)
         # Glorot & Bengio 2010, as ABE section 4 and most released metric-learning code.
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)

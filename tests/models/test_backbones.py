@@ -333,7 +333,7 @@ def test_stride_that_cannot_be_taken_out() -> None:
         backbone.copy_of("stages_2", "stages_2", keep_resolution=True)
 
 
-@pytest.mark.parametrize("model_name", ["no_such_model", "vit_tiny_patch16_224", "test_vit"])
+@pytest.mark.parametrize("model_name", ["no_such_model", "swin_tiny_patch4_window7_224", "test_vit_relpos"])
 def test_timm_models_that_cannot_be_cut(model_name: str) -> None:
     with pytest.raises(UserError, match=f"{model_name}.*choose a plain convolutional one"):
         timm_model(model_name=model_name, weights="none")

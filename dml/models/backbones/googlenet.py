@@ -26,6 +26,6 @@ def googlenet(*, weights: str = "imagenet", weights_dir: str | None = None, free
     }
     # The weights come from TensorFlow: torchvision's transform_input turns ImageNet's statistics into 0.5 and 0.5.
     backbone = Backbone(stages, normalize=half(), branch="pool3", attention_depth=5, late_branch="pool4", freeze=freeze)
-    names = published_names(net, backbone)
+    names = published_names(net.state_dict(keep_vars=True), backbone)
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
     return backbone

@@ -30,6 +30,6 @@ def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None, f
         late_branch="features13",
         freeze=freeze,
     )
-    names = published_names(net, backbone)
+    names = published_names(net.state_dict(keep_vars=True), backbone)
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
     return backbone

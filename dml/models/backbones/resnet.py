@@ -47,6 +47,6 @@ def _backbone(net: ResNet, url: str, weights: str, weights_dir: str | None, free
         freeze=freeze,
     )
     published = Published((url.rpartition("/")[2],), url)
-    names = published_names(net, backbone)
+    names = published_names(net.state_dict(keep_vars=True), backbone)
     load_weights(backbone, weights, published=published, weights_dir=weights_dir, names=names)
     return backbone

@@ -1,4 +1,4 @@
-"""A convolutional network as a run of named stages that can be split and copied at any name.
+"""A network as a run of named stages that can be split and copied at any name.
 
 Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', h', w'].
 """
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dml.errors import UserError
+from dml.models.tokens import entering
 
 PROBE = 64  # pixels; a multiple of every stride in use, so that size / output size is the stride
 SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
@@ -151,6 +152,7 @@ class Backbone(Stages):
         branch: the stage after which attention methods branch by default.
         attention_depth: how many stages with weights an attention module copies from there on by default.
         late_branch: the stage after which methods branch by default that attend to late features.
+        probe: pixels of the blank image on which channels and strides are measured, a multiple of every stride.
         freeze: `none`; `bn_statistics`: batch norm always uses its running statistics and never updates them; `bn`:
             besides, its weight and bias get no gradient; `all`: nothing of the backbone and its copies does.
 
@@ -166,6 +168,7 @@ class Backbone(Stages):
         branch: str,
         attention_depth: int,
         late_branch: str,
+        probe: int = PROBE,
         freeze: str = "none",
     ) -> None:
         if freeze not in ("none", "bn_statistics", "bn", "all"):
@@ -173,7 +176,7 @@ class Backbone(Stages):
         for name in (branch, late_branch):
             if name not in stages:
                 raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
-        out_channels, stride = measure_stages(stages, 3, PROBE)
+        out_channels, stride = measure_stages(stages, 3, probe)
         super().__init__(
             stages,
             in_channels=3,
@@ -196,10 +199,10 @@ class Backbone(Stages):
         return list(self.out_channels.values())[-1]
 
 
-def published_names(net: nn.Module, backbone: Backbone) -> dict[str, str]:
-    """Keys of `net` -> keys of `backbone`, for the tensors that the backbone took from it."""
+def published_names(published: Mapping[str, Tensor], backbone: Backbone) -> dict[str, str]:
+    """Keys of a network's state, `state_dict(keep_vars=True)` -> keys of `backbone`, which has the same tensors."""
     ours = {id(tensor): key for key, tensor in backbone.state_dict(keep_vars=True).items()}
-    return {key: ours[id(t)] for key, t in net.state_dict(keep_vars=True).items() if id(t) in ours}
+    return {key: ours[id(t)] for key, t in published.items() if id(t) in ours}
 
 
 def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
@@ -243,6 +246,7 @@ def measure_stages(
     run.eval()  # running statistics stay as they are
     parameter = next(run.parameters(), torch.empty(0))
     x = torch.zeros(1, in_channels, size, size, dtype=parameter.dtype, device=parameter.device)
+    x = entering(run[0], x)
     channels, stride = {}, {}
     for name, stage in stages.items():
         x = stage(x)

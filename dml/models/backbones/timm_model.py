@@ -1,4 +1,4 @@
-"""Any convolutional network of timm whose feature extractor is a plain sequence, cut at its feature taps."""
+"""Networks of timm: convolutional ones that are a plain sequence, cut at their feature taps, and transformers."""
 
 from typing import Any
 
@@ -10,9 +10,14 @@ from torch import nn
 from dml.errors import UserError
 from dml.models.backbones.normalize import Normalize
 from dml.models.backbones.stages import Backbone, published_names
+from dml.models.backbones.transformer import SEQUENCES, cut
 from dml.models.weights import load_weights
 
-REMEDY = "choose a plain convolutional one, such as resnet50d, regnety_008, efficientnet_b0 or densenet121"
+REMEDY = (
+    "choose a plain convolutional one, such as resnet50d, regnety_008, efficientnet_b0 or densenet121, or a "
+    "transformer of one resolution, such as vit_small_patch16_224"
+)
+PATCHES = 4  # on a side of the blank image on which a transformer is measured
 
 
 def timm_model(
@@ -20,8 +25,12 @@ def timm_model(
 ) -> Backbone:
     """Network `model_name` of timm; a stage ends at each feature tap and bears the name of the module there.
 
-    Attention methods branch after the third stage from the end and copy the next one, the counterparts of ResNet's
-    layer2 and layer3, or branch late, after the second from the end.
+    Of a transformer, `patches` is followed by a stage a block, and the final norm is in the last one. The tokens of its
+    class and registers travel beside the map (`dml.models.tokens`). Attention methods branch after a third of its
+    blocks and copy the next quarter, or branch late, before the last sixth.
+
+    Of others, attention methods branch after the third stage from the end and copy the next one, the counterparts of
+    ResNet's layer2 and layer3, or branch late, after the second from the end.
 
     Args:
         weights: `imagenet` is timm's own default for the model, cached in `weights_dir`; else see `load_weights`:
@@ -29,8 +38,12 @@ def timm_model(
         freeze: see `Backbone`.
 
     Raises:
-        UserError: no such model, no weights, or a model that is no plain sequence (transformers, HRNet, ...).
+        UserError: no such model, no weights, or a model that is no plain sequence (Swin, HRNet, ...).
     """
+    with torch.device("meta"):
+        plain = timm.create_model(model_name) if timm.is_model(model_name) else None
+    if isinstance(plain, SEQUENCES):
+        return _transformer(model_name, weights, weights_dir, freeze)
     net = _features(model_name, weights == "imagenet", weights_dir)
     stages = _cut(net)
     names = list(stages)
@@ -49,8 +62,28 @@ def timm_model(
     if not in_order:
         raise UserError(f"timm's {model_name} is no sequence of convolutional stages: {REMEDY}.")
     if weights not in ("none", "imagenet"):
-        names_there, rest = _plain_names(model_name, published_names(net, backbone))
+        names_there, rest = _plain_names(model_name, published_names(net.state_dict(keep_vars=True), backbone))
         load_weights(backbone, weights, published=None, weights_dir=weights_dir, names=names_there, ignore=rest)
+    return backbone
+
+
+def _transformer(model_name: str, weights: str, weights_dir: str | None, freeze: str) -> Backbone:
+    """One of patches, which every block sees."""
+    net = _made(model_name, pretrained=weights == "imagenet", cache_dir=weights_dir, dynamic_img_size=True)
+    config, published = net.pretrained_cfg, net.state_dict(keep_vars=True)
+    patch, blocks = net.patch_embed.feat_ratio(), len(net.blocks)
+    backbone = Backbone(
+        cut(net, model_name),
+        normalize=Normalize(config["mean"], config["std"]),
+        branch=f"block{max(1, blocks // 3) - 1}",
+        attention_depth=max(1, blocks // 4),
+        late_branch=f"block{blocks - max(1, blocks // 6) - 1}",
+        probe=PATCHES * patch,
+        freeze=freeze,
+    )
+    if weights not in ("none", "imagenet"):
+        names, rest = _plain_names(model_name, published_names(published, backbone))
+        load_weights(backbone, weights, published=None, weights_dir=weights_dir, names=names, ignore=rest)
     return backbone
 
 
@@ -60,18 +93,24 @@ def _features(model_name: str, pretrained: bool, cache_dir: str | None) -> Any:
         raise UserError(f"timm has no model '{model_name}': {REMEDY}.")
     wanted: dict[str, Any] = {"pretrained": pretrained, "features_only": True, "cache_dir": cache_dir}
     try:
-        net = timm.create_model(model_name, **wanted)
+        net = _made(model_name, **wanted)
         if not isinstance(net, FeatureListNet):  # EfficientNet and MobileNet bring wrappers of their own
             flat = {"feature_cls": "list", "flatten_sequential": True}
-            net = timm.create_model(model_name, feature_cfg=flat, **wanted)
+            net = _made(model_name, feature_cfg=flat, **wanted)
     except (AssertionError, TypeError):  # the taps are no direct children; no feature_cfg is taken
         raise UserError(f"timm's {model_name} is no sequence of convolutional stages: {REMEDY}.") from None
+    return net
+
+
+def _made(model_name: str, **options: Any) -> Any:
+    """What timm makes. Raises UserError where it has no weights."""
+    try:
+        return timm.create_model(model_name, **options)
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"timm cannot give {model_name} its weights ({str(error).rstrip('.')}): set backbone.weights=none or to "
             "the path of a file."
         ) from None
-    return net
 
 
 def _cut(net: Any) -> dict[str, nn.Module]:

@@ -1,0 +1,96 @@
+"""Vision transformers of timm as stages: the patches, then each block."""
+
+import copy
+from typing import Any
+
+import torch
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from dml.errors import UserError
+from dml.models.tokens import TokenMap, taken
+
+SEQUENCES = (VisionTransformer, Eva)  # of patches, all of one size from the first block to the last
+
+
+class Patches(nn.Module):
+    """Images `[B,3,H,W]` -> patch tokens with their positions `[B,C,H/p,W/p]`, and the class's and registers'.
+
+    Positions fit any size that p divides: timm interpolates those that were learned.
+
+    Raises:
+        UserError: (forward) images that p does not divide.
+    """
+
+    def __init__(self, network: Any, name: str) -> None:
+        super().__init__()
+        self.network, self.name = network, name
+        self.count: int = network.num_prefix_tokens
+        self.patch: tuple[int, int] = network.patch_embed.feat_ratio(as_scalar=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        size, (height, width) = images.shape[-2:], self.patch
+        if size[0] % height or size[1] % width:
+            raise UserError(
+                f"image_size={size[0]}: {self.name} cuts images into patches of {height} pixels; choose "
+                f"{size[0] // height * height or height} or {(size[0] // height + 1) * height}."
+            )
+        sequence = self.network.forward_features(images)  # without blocks
+        return _map(sequence, self.count, size[0] // height)
+
+
+class Block(nn.Module):
+    """A block: `[B,C,h,w]` and its tokens -> the same.
+
+    Args:
+        block: timm's, `[B,P+N,C]` -> the same.
+        count: P, tokens beside the patches'.
+        positions: rotary ones, of any grid; None: the block needs none.
+        norm: behind the last block.
+    """
+
+    def __init__(self, block: nn.Module, count: int, positions: nn.Module | None, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.block, self.count, self.positions = block, count, positions
+        self.norm = nn.Identity() if norm is None else norm
+
+    def forward(self, features: Tensor) -> Tensor:
+        patches, tokens = taken(features, self.count)
+        _, _, height, width = patches.shape
+        sequence = patches.flatten(2).transpose(1, 2)
+        sequence = torch.cat([tokens, sequence], dim=1)
+        if self.positions is None:
+            sequence = self.block(sequence)
+        else:
+            of_grid: Any = self.positions
+            sequence = self.block(sequence, rope=of_grid.get_embed(shape=(height, width)))
+        return _map(self.norm(sequence), self.count, height)
+
+
+def _map(sequence: Tensor, count: int, height: int) -> Tensor:
+    """`[B,P+N,C]` -> `[B,C,h,w]` and the first P beside it."""
+    patches = sequence[:, count:].transpose(1, 2).unflatten(2, (height, -1))
+    return TokenMap.of(patches, sequence[:, :count]) if count else patches
+
+
+def cut(network: Any, name: str) -> dict[str, nn.Module]:
+    """The stages of a network, whose final norm ends the last one.
+
+    Raises:
+        UserError: positions that change from block to block.
+    """
+    rope = getattr(network, "rope", None)
+    if rope is not None and any(True for _ in rope.parameters()):
+        raise UserError(f"timm's {name} learns rotary positions for each block: choose another transformer.")
+    blocks, norm = list(network.blocks), network.norm
+    network.blocks, network.norm = nn.Sequential(), nn.Identity()
+    for rest in ("fc_norm", "head_drop", "head", "attn_pool"):  # behind the map
+        if isinstance(getattr(network, rest, None), nn.Module):
+            setattr(network, rest, nn.Identity())
+    count = network.num_prefix_tokens
+    stages: dict[str, nn.Module] = {"patches": Patches(network, name)}
+    for i, block in enumerate(blocks):
+        last = i == len(blocks) - 1
+        stages[f"block{i}"] = Block(block, count, copy.deepcopy(rope), norm if last else None)
+    return stages

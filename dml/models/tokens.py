@@ -1,0 +1,87 @@
+"""Maps of patch tokens, beside which the tokens of a class and of registers travel.
+
+A transformer's block sees both. Methods see a map `[B,C,h,w]` like a convolutional one: they mask it, cut it, repeat it
+for their learners, and hand it to the next stage. What they made of it still knows the tokens of its images.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What keeps the images in their order, or repeats each for its learners. After anything else a map has lost its tokens,
+# and a block says so: those of other images would be wrong in silence.
+CARRY = frozenset(
+    (
+        *("mul", "add", "sub", "div", "interpolate", "contiguous", "clone"),
+        *("unsqueeze", "expand", "flatten", "unflatten", "reshape", "view"),
+        *("to", "float", "double", "half", "bfloat16"),
+    )
+)
+
+
+class TokenMap(Tensor):
+    """Patch tokens as a map, `[B,C,h,w]`, or those of L learners, `[B,L,C,h,w]` or `[B*L,C,h,w]`.
+
+    Attributes:
+        tokens: `[A,P,C]`; A is B, where the learners of an image share its tokens, or B*L.
+    """
+
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, patches: Tensor, tokens: Tensor) -> "TokenMap":
+        """A map with the tokens beside it."""
+        made = patches.as_subclass(cls)
+        made.tokens = tokens
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            name = getattr(func, "__name__", "")
+            if name in CARRY and type(out) is Tensor:
+                return cls.of(out, next(one.tokens for one in args if isinstance(one, cls)))
+            if name == "stack" and (kwargs or {}).get("dim") == 1 and all(isinstance(one, cls) for one in args[0]):
+                return cls.of(out, torch.stack([one.tokens for one in args[0]], dim=1).flatten(0, 1))
+            if name == "__getitem__" and isinstance(args[1], tuple) and args[1][0] == slice(None) and len(args[1]) == 2:
+                if args[1][1] is None:
+                    return cls.of(out, args[0].tokens)
+                if isinstance(args[1][1], int):
+                    return cls.of(out, args[0]._of_learner(args[1][1]))
+            if name == "unbind" and args[1:] == (1,):
+                return tuple(cls.of(one, args[0]._of_learner(i)) for i, one in enumerate(out))
+        return out
+
+    def _of_learner(self, learner: int) -> Tensor:
+        """`[B,P,C]`, where this is `[B,L,C,h,w]`."""
+        images, learners = self.shape[:2]
+        return self.tokens if len(self.tokens) == images else self.tokens.unflatten(0, (images, learners))[:, learner]
+
+
+def taken(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The map `[B,C,h,w]`, and the `count` tokens beside each, `[B,count,C]`.
+
+    Raises:
+        RuntimeError: a map that has lost them.
+    """
+    if not count:
+        return features, features.new_zeros(len(features), 0, features.shape[1])
+    if not isinstance(features, TokenMap) or len(features) % len(features.tokens):
+        raise RuntimeError("a map came to a transformer's block without the tokens of its images")
+    each = len(features) // len(features.tokens)
+    return features.as_subclass(Tensor), features.tokens.repeat_interleave(each, 0)
+
+
+def entering(stage: Any, cells: Tensor) -> Tensor:
+    """Cells `[B,C,h,w]` of no image, as a stage takes them, to find out what it does: its tokens are zero."""
+    count = getattr(stage, "count", 0) if cells.shape[1] != 3 else 0
+    return TokenMap.of(cells, cells.new_zeros(len(cells), count, cells.shape[1])) if count else cells
