@@ -15,6 +15,7 @@ from torch.distributed import (
     all_gather_into_tensor,
     all_gather_object,
     all_reduce,
+    broadcast,
     get_backend,
     get_rank,
     get_world_size,
@@ -77,6 +78,15 @@ def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
     ranks = torch.tensor(int(found))
     all_reduce(ranks, group=group)  # a sum
     return bool(ranks)
+
+
+def of_first(value: Tensor) -> Tensor:
+    """The first rank's value, of any shape, on all ranks."""
+    if not _several():
+        return value
+    told = value.clone()
+    broadcast(told, 0)
+    return told
 
 
 def _several() -> bool:

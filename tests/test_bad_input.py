@@ -74,10 +74,28 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["loss=xbm", "loss.memory_from=10"], r"loss\.memory_from=10 lasts 10 of the 10 steps"),
         (["method.warm_up=3"], r"method\.warm_up=3 .* lasts 12 of the 10 steps"),
         (["head=gsp", "head.init=kcenter", "head.init_steps=99"], r"head\.init_steps=99 lasts 99"),
-        (["method=dces", "method.K=2", "method.finetune_lr_factor=0.1", "trainer.halve_lr_after=2"], "choose one"),
+        (["scheduler.warm_up=10"], r"scheduler\.warm_up=10 \(steps\) lasts 10 of the 10 steps"),
+        (["scheduler=plateau", "scheduler.warm_up=3"], r"scheduler\.warm_up=3 \(epochs\) lasts 12 of the 10 steps"),
+        (["scheduler=cosine", "scheduler.length=4", "scheduler.warm_up=4"], r"takes 4 of the 4 steps"),
+        (["scheduler=plateau", "scheduler.factor=1"], r"scheduler: Factor should be < 1"),
+        (
+            ["optimizer=sgd", "optimizer.momentum=0", "optimizer.nesterov=true"],
+            r"optimizer: Nesterov momentum requires",
+        ),
+        (
+            ["+callbacks.a._target_=pytorch_lightning.callbacks.ModelCheckpoint"],
+            "ModelCheckpoint cannot be used: a run wr",
+        ),
+        (
+            ["+callbacks.a={_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:x}"],
+            "EarlyStopping cannot be used: a run ends",
+        ),
+        (["+callbacks.a._target_=builtins.dict"], "makes a dict, which is no callback of Lightning's"),
+        (["callbacks=[ema,swa]"], r"callbacks\.ema and callbacks\.swa both say which weights are evaluated"),
+        (["scheduler._target_=builtins.repr", "~scheduler.factor"], "which is no scheduler of torch's"),
+        (["optimizer._target_=torch.optim.lr_scheduler.ExponentialLR"], r"optimizer\.lr is no option of ExponentialLR"),
         (["method=dces", "method.K=2", "head=vlad"], "one vector a prototype"),
         (["loss=gsp_c2"], "experiment=gsp_cub"),
-        (["trainer.halve_lr_after=-1"], r"trainer\.halve_lr_after=-1"),
         (["head=gem", "head.pooling.p=-1"], r"head\.pooling\.p=-1"),
         (["sampler.m=0"], r"sampler\.m=0"),
         (["sampler.batch_size=0"], r"sampler\.batch_size=0"),
@@ -100,7 +118,9 @@ def test_one_sentence_and_nothing_written(
 def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"another configuration \(lr was 0.001, is 0.5; method.lr was 0.001, is 0.5\)"):
+    with pytest.raises(
+        UserError, match=r"another configuration \(lr was 0.001, is 0.5; optimizer.lr was 0.001, is 0.5\)"
+    ):
         run(configure(*TINY, "trainer.max_steps=2", "lr=0.5"), [])
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 

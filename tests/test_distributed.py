@@ -75,10 +75,18 @@ def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Call
             np.testing.assert_array_equal(table["embeddings"][:, 1, 2], [3, 5, 7, 9])
 
 
+PLATEAU = ["scheduler=plateau", "scheduler.patience=0", "scheduler.warm_up=1", "optimizer=sgd", "lr=0.02"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
         pytest.param(["method=abe", "protocol=conventional"], marks=pytest.mark.slow, id="abe"),
+        pytest.param(
+            ["protocol=conventional", "callbacks=[ema,gradient_norm]", "callbacks.ema.decay=0.7", *PLATEAU],
+            marks=pytest.mark.slow,
+            id="recipe",
+        ),
         pytest.param(["method=deml", "protocol=conventional"], marks=pytest.mark.slow, id="deml"),
         pytest.param(["method=gsp", "head.m=8", "protocol=conventional"], marks=pytest.mark.slow, id="gsp"),
         pytest.param(

@@ -16,6 +16,7 @@ from tests.test_resume import outcome
 
 Configure = Callable[..., DictConfig]
 OPTIONS = [*TINY, "trainer.checkpoint_every=2", "lr=0.02", "loss=xbm", "loss.loss.memory_size=64"]
+PLATEAU = ["scheduler=plateau", "scheduler.patience=0", "callbacks=ema"]
 CHOSEN = ["protocol=random_class_split", "protocol.split=0"]
 
 
@@ -24,7 +25,7 @@ CHOSEN = ["protocol=random_class_split", "protocol.split=0"]
     [
         ["protocol.every=2"],  # with an evaluation at the end of the shorter one
         pytest.param(["protocol.every=4", "trainer.log_every=2"], marks=pytest.mark.slow),  # and without
-        pytest.param(["protocol.every=3", "trainer.halve_lr_after=1", *CHOSEN], marks=pytest.mark.slow),
+        pytest.param(["protocol.every=3", *PLATEAU, *CHOSEN], marks=pytest.mark.slow),
     ],
     ids=str,
 )

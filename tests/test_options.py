@@ -14,7 +14,8 @@ from dml.configuration.composition import composed as compose
 from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 
-GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
+GROUPS = ("backbone", "callbacks", "dataset", "head", "loss", "method", "optimizer", "protocol", "sampler")
+GROUPS += ("scheduler", "trainer", "transform")
 CHOICES = [f"{file.parent.name}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
 TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:0.5},triplet:0.1,xbm:1600}"]
 
@@ -67,8 +68,20 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
     ("option", "value", "sentence"),
     [
         ("image_sise", 64, "image_sise is no option: did you mean image_size."),
-        ("scheduler", "cosine", "scheduler is no option"),
-        ("method.optimizer.foo", 1, "method.optimizer.foo is no option of AdamW"),
+        ("schedule", "cosine", "schedule is no option: did you mean scheduler."),
+        ("scheduler", "cosine", "scheduler=cosine is no component: choose a file of conf/scheduler."),
+        ("scheduler.gama", 0.5, "scheduler.gama is no option of StepLR: did you mean gamma."),
+        ("scheduler.T_max", 7, "scheduler.T_max is not set by hand"),
+        ("scheduler.unit", "epochs", "scheduler.unit=epochs has to be 'step' or 'epoch'"),
+        ("scheduler.warm_up", 0.5, "scheduler.warm_up=0.5 has to be a whole number"),
+        ("scheduler.milestones", [], "scheduler.milestones=[] has to"),
+        ("optimizer", None, "optimizer=null is no component"),
+        ("optimizer.lr", "x", "optimizer.lr=x has to be a number"),
+        ("optimizer.lr", -1, "optimizer.lr=-1 has to be above 0"),
+        ("optimizer.foo", 1, "optimizer.foo is no option of AdamW"),
+        ("callbacks", "ema", "callbacks=ema is no component: choose a file of conf/callbacks."),
+        ("callbacks.ema.decai", 0.9, "callbacks.ema.decai is no option of EMAWeightAveraging: did you mean decay."),
+        ("callbacks.ema.decay", 1.5, "callbacks.ema.decay=1.5 has to be below 1"),
         ("loss.miner.epsilom", 1, "loss.miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
         ("method.head", 3, "method.head is not set by hand"),
         ("sampler.seed", 3, "sampler.seed is not set by hand"),
@@ -92,7 +105,7 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         ("protocol.ks", [1, 1.5], "protocol.ks=[1, 1.5] has to be ([1] of it) a whole number"),
         ("protocol.ks", [0, 1], "protocol.ks=[0, 1] has to be ([0] of it) at least 1"),
         ("protocol.batch_size", float("nan"), "protocol.batch_size=NaN has to be a whole number"),
-        ("method.optimizer.weight_decay", -1, "method.optimizer.weight_decay=-1 has to be at least 0"),
+        ("optimizer.weight_decay", -1, "optimizer.weight_decay=-1 has to be at least 0"),
         ("transform.test.size", 0, "transform.test.size=0 has to be at least 1"),
         ("head.pooling.output_size", "abc", "head.pooling.output_size=abc has to be a whole number"),
         ("head.pooling.output_size", 2, "head.pooling.output_size=2 has to be at most 1"),
@@ -119,6 +132,11 @@ def test_the_sentence(option: str, value: Any, sentence: str) -> None:
         "head.iterations": ["head=gsp"],
         "protocol.folds": ["protocol=mlrc"],
         "dataset.unreadable": ["dataset=birds100"],
+        "scheduler.gama": ["scheduler=step"],
+        "scheduler.T_max": ["scheduler=cosine"],
+        "scheduler.milestones": ["scheduler=multistep"],
+        "callbacks.ema.decai": ["callbacks=ema"],
+        "callbacks.ema.decay": ["callbacks=ema"],
         "loss.loss.learn_beta": ["method=baseline", "loss=margin"],
         "loss.loss.margin": ["method=baseline", "loss=margin"],
     }
@@ -135,7 +153,7 @@ def test_a_remark_may_be_anything() -> None:
 
 
 def test_options_that_are_passed_on_are_known() -> None:
-    assert {"lambda_div", "checkpointing", "lr", "warm_up"} <= parameters("dml.methods.abe.ABE").keys()
+    assert {"lambda_div", "checkpointing", "warm_up"} <= parameters("dml.methods.abe.ABE").keys()
     assert {"m", "mu", "eps", "dim"} <= parameters("dml.models.gsp.GSPHead").keys()
     assert {"margin", "embedding_reg_weight"} <= parameters("pytorch_metric_learning.losses.MarginLoss").keys()
     assert "collect_stats" in parameters("pytorch_metric_learning.losses.MarginLoss")

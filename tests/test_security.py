@@ -74,7 +74,7 @@ def test_a_checkpoint_that_asks_for_more_than_a_network_is_refused(
     said = {
         "method": {
             "_target_": "dml.methods.baseline.Baseline",
-            "optimizer": {"_target_": target, "_args_": ["touch x"]},
+            "normalize": {"_target_": target, "_args_": ["touch x"]},
         }
     }
     with pytest.raises(UserError, match=rf"asks for {re.escape(target)}, which builds no network"):
@@ -117,7 +117,7 @@ POOL = {"_target_": "torch.nn.AdaptiveAvgPool2d", "output_size": 1}
         ("head", HEAD | {"pooling": POOL, "other": POOL}),
         ("backbone", HEAD),
         ("backbone", {"_target_": "dml.models.backbones.small.small", "freeze": RESNET}),
-        ("method", {"_target_": "dml.methods.baseline.Baseline", "lr": POOL}),
+        ("method", {"_target_": "dml.methods.baseline.Baseline", "warm_up": POOL}),
         ("method", {"_target_": "dml.methods.baseline.Baseline", "optimizer": POOL}),
         ("transform", {"test": RESNET}),
         ("transform", {"test": {"_target_": ["os.system"]}}),
@@ -149,9 +149,11 @@ def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
 
 def test_losses_and_optimizers_are_not_built(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.optim.SGD, "__init__", lambda *_: pytest.fail("built"))
-    said = {"_target_": "dml.methods.baseline.Baseline", "lr": 0.1, "optimizer": {"_target_": "torch.optim.SGD"}}
+    said = {"_target_": "dml.methods.baseline.Baseline"}
+    anything = {"_target_": "os.system", "command": "touch x"}
+    own = {"optimizer": {"_target_": "torch.optim.SGD"}, "scheduler": anything, "callbacks": {"mine": anything}}
     loss = {"_target_": "dml.losses.Loss", "loss": {"_target_": "os.system", "command": "touch x"}}
-    load_method(checkpoint({"loss": loss, "method": said}))
+    load_method(checkpoint({"loss": loss, "method": said, **own}))
     with pytest.raises(UserError, match="cannot be rebuilt"):
         load_method(checkpoint({"image_size": 32, "method": said | {"M": 4}}))
 

@@ -63,7 +63,6 @@ TRAINER: dict[str, Any] = {
     "gradient_clip_algorithm": Literal["norm", "value"] | None,
     "overfit_batches": NotNegative,
     "max_steps": Count,
-    "halve_lr_after": WholeNumber,
     "log_every": Count,
     "checkpoint_every": Count,
     "num_workers": Annotated[int, Field(ge=0, le=1024)] | Literal["auto"],
@@ -73,8 +72,26 @@ TRAINER: dict[str, Any] = {
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
 
+# What a group has beside the arguments of its component; of the scheduler see `dml.methods.recipe.Recipe`.
+DATASET: dict[str, Any] = {"cache": Literal["none", "disk", "memory", "device"]}
+
+SCHEDULER: dict[str, Any] = {"unit": Literal["step", "epoch"], "warm_up": WholeNumber, "length": Count | None}
+
 # What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
 LIBRARIES: dict[str, dict[str, Any]] = {
+    "torch.optim.lr_scheduler": {
+        "milestones": Annotated[list[Count], Field(min_length=1)],
+        **dict.fromkeys(("step_size", "T_0", "T_mult", "step_size_up", "step_size_down"), Count),
+        **dict.fromkeys(("total_iters", "patience", "cooldown"), WholeNumber),
+        **dict.fromkeys(("factor", "start_factor", "end_factor", "pct_start", "threshold"), Share),
+        **dict.fromkeys(("gamma", "div_factor", "final_div_factor", "power"), Positive),
+        **dict.fromkeys(("base_momentum", "max_momentum"), BelowOne),
+        "eps": NotNegative,
+        "anneal_strategy": Literal["cos", "linear"],
+        "mode": Literal["min"],  # of the training loss
+        "threshold_mode": Literal["rel", "abs"],
+        **dict.fromkeys(("cycle_momentum", "three_phase"), bool),
+    },
     "torch.optim": {
         "lr": Positive,
         "betas": tuple[BelowOne, BelowOne],
@@ -83,6 +100,13 @@ LIBRARIES: dict[str, dict[str, Any]] = {
         "momentum": BelowOne,
         "dampening": Share,
         "alpha": Share,
+        "nesterov": bool,
+    },
+    "pytorch_lightning.callbacks": {
+        "decay": BelowOne,
+        "use_buffers": bool,
+        "update_every_n_steps": Count,
+        "update_starting_at_step": WholeNumber | None,
     },
     "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
     "pytorch_metric_learning": {
@@ -100,6 +124,9 @@ LIBRARIES: dict[str, dict[str, Any]] = {
 # What the build gives to a component of a group itself.
 GIVEN: dict[str, tuple[str, ...]] = {
     "method": ("backbone", "head", "loss", "dim"),
+    "optimizer": ("params",),
+    # Of the length, and of the parameter groups; floors that are the same for all groups would end their proportion.
+    "scheduler": ("optimizer", "last_epoch", "T_max", "total_steps", "max_lr", "eta_min", "min_lr"),
     "head": ("in_channels",),
     "sampler": ("labels", "seed"),
 }
@@ -134,12 +161,22 @@ def check_plain(container: Mapping[str, Any]) -> None:
             _check_trainer(value)
         elif name != "paths":
             if name == "dataset":
-                _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk", "memory", "device"])
-                value = {option: given for option, given in value.items() if option != "cache"}
+                value = _check_own("dataset", value, DATASET)
+            if name == "scheduler":
+                value = _check_own("scheduler", value, SCHEDULER)
             if name == "protocol":  # trainings that are left open are all of them
                 numbers = {axis.name for axis in axes_of(value)}
                 value = {option: given for option, given in value.items() if given is not None or option not in numbers}
             _walk(name, value)
+
+
+def _check_own(group: str, node: Any, own: Mapping[str, Any]) -> Any:
+    """A group's node without the options that are ours, which are checked."""
+    if not isinstance(node, Mapping):
+        return node
+    for name in own.keys() & node.keys():
+        _check(f"{group}.{name}", node[name], own[name])
+    return {option: given for option, given in node.items() if option not in own}
 
 
 def filled(config: DictConfig, without: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -4,36 +4,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dml.evaluation.metric import HEADLINE
 from dml.figures.style import canvas, height, shade, wrapped
 
+RATE, NORM = "train/lr/", "train/gradient_norm/"  # what is logged beside the terms of the loss
+
 
 def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Loss terms over steps beside Recall@1 over steps, from the records of `metrics.jsonl`."""
-    figure = canvas(9, 3.2)
-    loss, recall = figure.subplots(1, 2)
-    for name in dict.fromkeys(key for record in records for key in record if key.startswith("train/")):
-        points = [(record["step"], record[name]) for record in records if name in record]
-        loss.plot(*zip(*points, strict=True), label=name.removeprefix("train/"), linewidth=1)
+    """Loss terms over steps beside Recall@1 over steps, from the records of `metrics.jsonl`; and the rates of the
+    parameter groups, where they changed."""
+    logged = dict.fromkeys(key for record in records for key in record if key.startswith("train/"))
+    lines = {name: [(record["step"], record[name]) for record in records if name in record] for name in logged}
+    rates = {name: points for name, points in lines.items() if name.startswith(RATE)}
+    changed = any(len({rate for _, rate in points}) > 1 for points in rates.values())
+    figure = canvas(12 if changed else 9, 3.2)
+    loss, recall, *rest = figure.subplots(1, 3 if changed else 2)
+    _draw(loss, {name: points for name, points in lines.items() if not name.startswith((RATE, NORM))}, "train/")
+    for axes in rest:
+        _draw(axes, rates, RATE)
+        axes.set(xlabel="step", ylabel="learning rate", yscale="log")
     monitored = "validation" if any(f"validation/{HEADLINE}" in record for record in records) else "test"
-    lines = {f"{monitored}/{HEADLINE}": "ensemble"}
+    shown = {f"{monitored}/{HEADLINE}": "ensemble"}
     if monitored == "test":
-        lines[f"learners/mean/{HEADLINE}"] = "mean learner"
+        shown[f"learners/mean/{HEADLINE}"] = "mean learner"
     if any(f"seen/{HEADLINE}" in record for record in records):
-        lines[f"seen/{HEADLINE}"] = "training images"
-    for name, label in lines.items():
+        shown[f"seen/{HEADLINE}"] = "training images"
+    for name, label in shown.items():
         points = [(record["step"], record[name]) for record in records if name in record]
         recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
     loss.set(xlabel="step", ylabel="training loss")
-    seen = " and training" if f"seen/{HEADLINE}" in lines else ""
+    seen = " and training" if f"seen/{HEADLINE}" in shown else ""
     recall.set(xlabel="step", ylabel=f"Recall@1 on {monitored}{seen} classes")
-    for axes, corner in ((loss, "upper right"), (recall, "lower right")):
+    for axes, corner in ((loss, "upper right"), (recall, "lower right"), *((axes, "lower left") for axes in rest)):
         if axes.lines:  # a training shorter than trainer.log_every has no losses
             axes.legend(frameon=False, fontsize=8, loc=corner)
         axes.grid(alpha=0.3)
     return figure
+
+
+def _draw(axes: Axes, lines: Mapping[str, Sequence[tuple[int, float]]], prefix: str) -> None:
+    for name, points in lines.items():
+        axes.plot(*zip(*points, strict=True), label=name.removeprefix(prefix), linewidth=1)
 
 
 def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:

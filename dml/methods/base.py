@@ -49,10 +49,8 @@ class Method(TrainedModule, Waits):
     Args:
         normalize: images in [0,1] -> what the backbone expects.
         losses: one a learner (each with its own proxies, beta or memory), unless `objective` says otherwise.
-        optimizer: `parameter groups -> optimizer`, for example a partial of `torch.optim.Adam`.
-        lr: learning rate of the backbone.
-        head_lr_factor: what starts from random values (`new_modules`) learns at `lr` times this; losses have factors of
-            their own.
+        head_lr_factor: what starts from random values (`new_modules`) learns at the backbone's rate times this; losses
+            have factors of their own.
         activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
         unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
         warm_up: epochs of the sampler in which only new modules and losses are trained (GSP section 1.6.7: 1 for losses
@@ -65,8 +63,6 @@ class Method(TrainedModule, Waits):
         self,
         normalize: nn.Module,
         losses: Sequence[Loss],
-        optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
-        lr: Positive,
         head_lr_factor: Positive = 1.0,
         activation_decay: NotNegative = 0.0,
         unit_rows: NotNegative = 0.25,
@@ -75,8 +71,7 @@ class Method(TrainedModule, Waits):
         super().__init__()
         self.normalize = normalize
         self.losses = nn.ModuleList(losses)
-        self.make_optimizer = optimizer
-        self.lr, self.head_lr_factor = lr, head_lr_factor
+        self.head_lr_factor = head_lr_factor
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
         self.warm_up, self.rests_until = warm_up, 0  # epochs; step
         self.compiled_learners: Callable[[Tensor], Output] | None = None  # of training steps, see trainer.compile
@@ -116,13 +111,18 @@ class Method(TrainedModule, Waits):
         Raises:
             UserError: data that it cannot be trained on.
         """
-        self.rests_until = round(self.warm_up * data.sampler.steps_per_epoch)
+        self.steps_per_epoch = data.sampler.steps_per_epoch
+        self.rests_until = round(self.warm_up * self.steps_per_epoch)
         for loss in self.losses:
             if getattr(loss.loss, "needs_pairs", False) and not data.sampler.draws_pairs:
                 raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
 
     def waits(self) -> dict[str, int]:
-        return {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
+        waits = {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
+        if self.recipe is not None:
+            rise = self.recipe.steps_of_warm_up(self.steps_per_epoch)
+            waits[f"scheduler.warm_up={self.recipe.warm_up} ({self.recipe.unit}s)"] = rise
+        return waits
 
     def on_step_end(self, step: int) -> dict[str, float]:
         """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dml.configuration.ranges import Count, Few, Positive, Share
+from dml.configuration.ranges import Count, Few, Share
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
 from dml.errors import UserError
@@ -57,7 +57,7 @@ class DCES(Method):
     The released code differs from the paper. What it does in its place, by option: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
-    (`+method.optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.freeze=bn_statistics`).
+    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.freeze=bn_statistics`).
     Its matching, by symmetric difference and then through the inverted permutation, leaves clusters with learners
     about as chance would: `match=none`. Its choice of the 3 nearest negatives is not offered.
 
@@ -69,7 +69,6 @@ class DCES(Method):
         full_embedding_from: share of the steps from which the full embedding is trained, on clustered batches up to
             `finetune_from`.
         finetune_from: share of the steps from which batches come from the whole training set; 1: never.
-        finetune_lr_factor: from then on the learning rate is multiplied by this.
         grouping: `kmeans`; or Table 6's `random`, a fixed random partition of the images, or `labels`, the classes in
             their order cut into K runs of about as many images.
         space: what is clustered: the `embedding`, learners side by side (section 3.3), or L2-normalised `features`
@@ -101,7 +100,6 @@ class DCES(Method):
         total_steps: Count,
         full_embedding_from: Share = 0.9,
         finetune_from: Share = 0.9,
-        finetune_lr_factor: Positive = 1.0,
         grouping: Literal["kmeans", "random", "labels"] = "kmeans",
         space: Literal["embedding", "features"] = "embedding",
         match: Literal["iou", "none"] = "iou",
@@ -129,8 +127,6 @@ class DCES(Method):
         self.head.projection = Slices(self.head.projection, learners)  # type: ignore[assignment]
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
-        self.finetune_lr_factor = finetune_lr_factor
-        self.sets_lr = "method.finetune_lr_factor" if finetune_lr_factor != 1 else ""
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
         self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
         self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data
@@ -320,15 +316,7 @@ class DCES(Method):
             )
         return drawn
 
-    # The optimizer and the checkpoint.
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        if self.finetune_lr_factor == 1:
-            return optimizer
-        factor, start = self.finetune_lr_factor, self.schedule.whole_from
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor if step >= start else 1.0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    # The checkpoint.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         clusters = None if self.clusters is None else torch.as_tensor(self.clusters)

@@ -1,23 +1,23 @@
-"""What Lightning asks of a method: steps of training, validation and prediction, and the optimizer."""
+"""What Lightning asks of a method: steps of training, validation and prediction."""
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
-from torch import Tensor, nn
+from pytorch_lightning import LightningDataModule, Trainer
+from torch import Tensor
 
+from dml.data.samplers import Sampler
 from dml.evaluation.evaluator import Collector, score
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import evaluate
-from dml.losses import Loss
 from dml.methods.finite import FiniteTerms
+from dml.methods.optimized import Optimized
 from dml.methods.output import Batch
-from dml.models.heads import LearnsLater
 
 
-class TrainedModule(LightningModule):
+class TrainedModule(Optimized):
     """The plumbing below `Method`, which says what is embedded and minimised.
 
     `trainer.fit`, `trainer.validate(method, data)` and `trainer.predict(method, data)` work from Python, with a
@@ -27,18 +27,20 @@ class TrainedModule(LightningModule):
     the device alone until someone checks `finite`, as callbacks do before they log, evaluate or save.
     """
 
-    losses: nn.ModuleList
-    make_optimizer: Callable[..., torch.optim.Optimizer]
-    lr: float
-    head_lr_factor: float
-    rests_until: int  # step
-    sets_lr = ""  # the option by which the method changes the learning rate while it trains
-
     def __init__(self) -> None:
         super().__init__()
         self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs or shows them
         self.finite = FiniteTerms()  # of this training
         self._collected = [Collector()]  # in a list: it is no part of the network
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Networks and losses are copied; the trainer and the data, which a method may hold, are shared."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        shared = (Trainer, LightningDataModule, Sampler)
+        memo |= {id(value): value for value in vars(self).values() if isinstance(value, shared)}
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def embed(self, images: Tensor) -> Tensor:
         """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm."""
@@ -47,10 +49,6 @@ class TrainedModule(LightningModule):
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """The terms of the objective on this rank's part of a batch."""
         raise NotImplementedError
-
-    def new_modules(self) -> Iterable[nn.Module]:
-        """Modules that start from random values, trained with `lr * head_lr_factor`."""
-        return ()
 
     def groups(self) -> Mapping[str, slice]:
         """Learners that are tested together too."""
@@ -101,43 +99,3 @@ class TrainedModule(LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """`[B,L,d]`."""
         return self.embed(batch["image"])
-
-    def on_after_backward(self) -> None:
-        """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""
-        if self.global_step < self.rests_until:
-            for parameter in self._backbone():
-                parameter.grad = None
-        for parameter in self._resting():
-            parameter.grad = None
-
-    def _resting(self) -> Iterator[nn.Parameter]:
-        """What parts of the method leave as it is for the time being."""
-        return (p for module in self.modules() if isinstance(module, LearnsLater) for p in module.resting())
-
-    def _backbone(self) -> list[nn.Parameter]:
-        """Parameters of neither a new module nor a loss."""
-        others = {id(p) for module in (*self.new_modules(), self.losses) for p in module.parameters()}
-        return [p for p in self.parameters() if id(p) not in others]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Parameter groups: backbone, fresh modules, and one for the parameters of each loss, with their own rates."""
-        fresh = {id(p): p for module in self.new_modules() for p in module.parameters()}
-        groups: list[dict[str, Any]] = [
-            {"params": self._backbone(), "lr": self.lr},
-            {"params": list(fresh.values()), "lr": self.lr * self.head_lr_factor},
-        ]
-        for loss in self.losses:
-            assert isinstance(loss, Loss)
-            # Proxies and beta are no weights: decay would pull them to zero.
-            groups.append({"params": list(loss.parameters()), "lr": self.lr * loss.lr_factor, "weight_decay": 0.0})
-        for group in groups:
-            group["params"] = [p for p in group["params"] if p.requires_grad]
-        return self.make_optimizer([group for group in groups if group["params"]], **self._fused())
-
-    def _fused(self) -> dict[str, bool]:
-        """On a GPU one kernel a step in place of several a tensor, where the optimizer has it and nothing was said."""
-        makes = getattr(self.make_optimizer, "func", self.make_optimizer)  # of a partial
-        said = getattr(self.make_optimizer, "keywords", {})
-        scaled = self._trainer is not None and self._trainer.precision == "16-mixed"  # Lightning cannot clip there
-        has = "fused" in inspect.signature(makes).parameters and not {"fused", "foreach"} & said.keys()
-        return {"fused": True} if self.device.type == "cuda" and has and not scaled else {}

@@ -21,7 +21,7 @@ ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
 OUTPUT = "output.log"  # what a run printed, where whoever started it keeps that in its folder
-FORMAT = 2  # of what callbacks keep in a checkpoint
+FORMAT = 3  # of what callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
 
@@ -249,8 +249,8 @@ class RunFolder:
         if not saved["finished"] or _is_more(config.trainer.max_steps, saved["config"]["trainer"].get("max_steps")):
             if saved.get("format") != FORMAT:
                 raise UserError(
-                    f"{path} was written by another version of dml: it can be embedded with, searched with and "
-                    f"exported, but not trained on. Train anew in another folder, {ELSEWHERE}."
+                    f"{path} was written by another version of dml, which alone goes on with it: train anew in another "
+                    f"folder, {ELSEWHERE}."
                 )
             return False
         try:

@@ -8,7 +8,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import Waits, instantiate
-from dml.configuration.options import check
+from dml.configuration.options import SCHEDULER, check
 from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
@@ -22,6 +22,7 @@ from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.losses import Loss
 from dml.methods.base import Method, NewLoss
+from dml.methods.recipe import Recipe
 from dml.models.heads import Head
 from dml.training.complexity import complexity
 
@@ -58,6 +59,7 @@ def build(config: DictConfig) -> Parts:
     method = build_method(config)
     method.attach(data)
     _check_waits(method, config.trainer.max_steps)
+    method.configure_optimizers()  # what torch does not take is told before anything is written
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
@@ -123,7 +125,8 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     """The backbone, and what makes heads and losses, put into the method.
 
     Args:
-        config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here.
+        config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here. Without an optimizer the
+            method is to embed only.
         loss: what makes a loss of some width, in place of what the configuration says.
 
     Raises:
@@ -141,4 +144,12 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     method: Method = instantiate(
         config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim
     )
+    method.recipe = recipe_of(config) if "optimizer" in config else None
     return method.to(memory_format=torch.channels_last)
+
+
+def recipe_of(config: DictConfig) -> Recipe:
+    """The optimizer and the scheduler, with what both are told."""
+    own = {name: value for name, value in config.scheduler.items() if name in SCHEDULER}
+    torchs = OmegaConf.masked_copy(config.scheduler, [name for name in config.scheduler if name not in SCHEDULER])
+    return Recipe(instantiate(config.optimizer), config.optimizer.lr, instantiate(torchs), **own)

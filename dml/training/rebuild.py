@@ -25,11 +25,10 @@ from dml.methods.base import Method
 from dml.training.build import build_method
 
 # What may stand where, beside what conf/ has there: a base class, and the packages that it may come from.
-OPEN = r"(torch\.nn|torch\.optim|dml\.models\.poolings)\.[\w.]+"  # names that are looked up at all
+OPEN = r"(torch\.nn|dml\.models\.poolings)\.[\w.]+"  # names that are looked up at all
 
 KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "head.pooling": (torch.nn.Module, ("torch.nn.modules.", "dml.models.poolings.")),
-    "method.optimizer": (torch.optim.Optimizer, ("torch.optim.",)),
 }
 
 FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # at any depth; the weights lie in the checkpoint
@@ -61,7 +60,6 @@ def rebuild(path: Path) -> Rebuilt:
     checkpoint = load_checkpoint(path)
     said = checkpoint["config"]
     parts = {name: _checked(said[name], name, path) for name in ("backbone", "head", "method")}
-    parts["method"]["optimizer"] = None  # which embeds nothing
     transform = _checked(_part(said, "transform", "test"), "transform.test", path)
     if transform is None:
         raise UserError(f"{path} says nothing of the transform of test images: it is not loaded.")

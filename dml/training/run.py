@@ -103,6 +103,7 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode, and means to be.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+            parts.method.to(trainer.strategy.root_device)  # averages of its weights are made where they are
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
     except MisconfigurationException as error:
         raise refused(error) from error

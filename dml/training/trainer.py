@@ -24,7 +24,7 @@ from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 from dml.training.compiling import compile_steps
 
-OURS = ("log_every", "checkpoint_every", "num_workers", "halve_lr_after", "sync_batchnorm", "matmul", "compile")
+OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmul", "compile")
 
 
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:

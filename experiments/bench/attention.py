@@ -76,7 +76,7 @@ def method_of(*overrides: str) -> Method:
 
 def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
     """One training step: forward, losses, backward, optimizer."""
-    optimizer = method.configure_optimizers()
+    optimizer = method.optimizer_alone()
 
     def step() -> None:
         optimizer.zero_grad()

@@ -67,7 +67,7 @@ class Passes:
         assert isinstance(method, DCES)
         self.method = method
         self.rows = parts.split.train[:images]
-        self.optimizer = method.configure_optimizers()
+        self.optimizer = method.optimizer_alone()
         self.method.clusters = np.arange(parts.data.train_images) % self.method.K
         self.method.sampler.regroup(self.method.clusters)
         # Workers stay, as in a run: their start is paid once.

@@ -166,7 +166,7 @@ def steps(options: argparse.Namespace) -> Figures:
 
     def job(overrides: list[str]) -> Callable[[], None]:
         method = model_of(overrides, options)
-        optimizer = method.configure_optimizers()
+        optimizer = method.optimizer_alone()
 
         def run() -> None:
             optimizer.zero_grad()

@@ -38,7 +38,7 @@ class Plain:
     def __init__(self, options: list[str], sizes: Sizes) -> None:
         config = composed(*options, f"runtime.train_classes={sizes.classes}")
         self.method = build_method(config).train()
-        self.optimizer = self.method.configure_optimizers()
+        self.optimizer = self.method.optimizer_alone()
         self.images = torch.rand(sizes.batch, 3, sizes.image, sizes.image)
         self.batch = {"label": torch.arange(sizes.batch) // 4, "index": torch.arange(sizes.batch)}
 

@@ -47,7 +47,7 @@ SPLITS = 1000
 
 
 def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: argparse.Namespace) -> GSP:
-    overrides = ["method=gsp", "backbone=resnet20", "loss=proxy_nca", "loss.lr_factor=1", "method.lr=1e-3"]
+    overrides = ["method=gsp", "backbone=resnet20", "loss=proxy_nca", "loss.lr_factor=1", "lr=1e-3"]
     overrides += [f"head.eps={options.eps}", f"runtime.train_classes={len(CLASSES)}"]
     config = composed(*overrides)
     config.backbone.weights, config.head.m = options.weights, options.m
@@ -55,7 +55,7 @@ def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: 
     torch.manual_seed(options.seed)
     method = build_method(config)
     assert isinstance(method, GSP)
-    optimizer = method.configure_optimizers()
+    optimizer = method.optimizer_alone()
     batches = Batches(images, classes, 60, training=True, seed=options.seed)
     with tqdm(total=options.epochs * len(batches), desc=f"lambda {lambda_zs}") as bar:
         for epoch in range(options.epochs):

@@ -112,7 +112,7 @@ def test_what_is_shared_and_what_is_not(method_of: MethodOf) -> None:
 def distance_between_learners(method: Method) -> float:
     """After five steps from equal or nearly equal tails."""
     images, labels = torch.rand(8, 3, 32, 32), torch.arange(4).repeat(2)
-    optimizer = method.configure_optimizers()
+    optimizer = method.optimizer_alone()
     for _ in range(5):
         optimizer.zero_grad()
         loss_of(method, images, labels).backward()

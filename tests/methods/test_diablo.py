@@ -136,7 +136,7 @@ def test_a_shared_head_is_one(method_of: MethodOf) -> None:
     assert len({id(head) for head in own}) == len(own) == len(shared) == 4
     assert len({id(head) for head in shared}) == 1
     method = diablo(method_of, "method.shared_head=true")
-    grouped = [p for group in method.configure_optimizers().param_groups for p in group["params"]]
+    grouped = [p for group in method.optimizer_alone().param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(map(id, method.parameters()))
 
 

@@ -38,14 +38,14 @@ def test_embeds_learners_of_unit_norm(method_of: MethodOf, name: str) -> None:
 def test_every_parameter_is_in_one_group_and_gets_a_gradient(method_of: MethodOf, name: str) -> None:
     method = method_of(f"method={name}", "loss=proxy_anchor")
     loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
-    grouped = [p for group in method.configure_optimizers().param_groups for p in group["params"]]
+    grouped = [p for group in method.optimizer_alone().param_groups for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(map(id, method.parameters()))
     assert [n for n, p in method.named_parameters() if p.grad is None] == []
 
 
 def test_groups_have_their_own_rates(method_of: MethodOf) -> None:
-    method = method_of("method=baseline", "loss=proxy_anchor", "method.lr=0.5", "method.head_lr_factor=10")
-    groups = method.configure_optimizers().param_groups
+    method = method_of("method=baseline", "loss=proxy_anchor", "lr=0.5", "method.head_lr_factor=10")
+    groups = method.optimizer_alone().param_groups
     assert [group["lr"] for group in groups] == [0.5, 5.0, 50.0]
     assert groups[2]["params"] == list(method.losses.parameters())
     assert groups[2]["weight_decay"] == 0
@@ -55,7 +55,7 @@ def test_loss_parameters_move(method_of: MethodOf) -> None:
     method = method_of("method=baseline", "loss=margin")
     beta = method.losses[0].loss.beta
     before = beta.detach().clone()
-    optimizer = method.configure_optimizers()
+    optimizer = method.optimizer_alone()
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
     for _ in range(3):
         optimizer.zero_grad()

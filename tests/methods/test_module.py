@@ -1,6 +1,7 @@
 """What Lightning asks of a method, from Python; and what a step gives to losses."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from dml.errors import UserError
 from dml.losses import Loss
 from dml.methods.base import Method, Output
+from dml.methods.recipe import Recipe
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare_run, run
 from tests.conftest import TINY, objective_of
@@ -112,7 +114,9 @@ def test_optimizers_are_fused_on_a_gpu(
 
     method = method_of("method=baseline")
     monkeypatch.setattr(Method, "device", torch.device(device))
-    method.make_optimizer = partial(optimizer, **said)
-    method.configure_optimizers()
+    monkeypatch.setattr(Recipe, "optimizer_of", lambda self, groups, **options: self.optimizer(groups, **options))
+    assert method.recipe is not None
+    method.recipe = replace(method.recipe, optimizer=partial(optimizer, **said))
+    method.optimizer_alone()
     assert given["fused"] is fused
     assert given["groups"]

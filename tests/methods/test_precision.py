@@ -29,11 +29,11 @@ HALF = 0.02  # of bfloat16, of a loss and of an embedding's unit length: its num
 def course(method_of: MethodOf, name: str, device: str, *, half: bool = False, compiled: bool = False) -> list[Tensor]:
     """The loss of each of some steps, then the embeddings of other images `[4,L,d]`."""
     loss = ["loss=abe_contrastive"] if name == "dces" else []  # its own draws from the device's generator
-    method = method_of(f"method={name}", *loss, "method.optimizer._target_=torch.optim.SGD", "lr=1e-4").to(device)
+    method = method_of(f"method={name}", *loss, "optimizer=sgd", "optimizer.momentum=0", "lr=1e-4").to(device)
     if compiled:
         torch._dynamo.reset()
         method.compiled_learners = torch.compile(method.learners, fullgraph=True, dynamic=False)
-    optimizer, draw, losses = method.configure_optimizers(), torch.Generator().manual_seed(0), []
+    optimizer, draw, losses = method.optimizer_alone(), torch.Generator().manual_seed(0), []
     for step in range(STEPS):
         torch.manual_seed(step)
         images, labels = torch.rand(10, 3, 32, 32, generator=draw), torch.arange(5).repeat(2)

@@ -73,6 +73,16 @@ def test_curves_follow_the_records() -> None:
     assert recall.lines[0].get_xydata().tolist() == [[0, 0.1], [2, 0.3]]
 
 
+def test_rates_that_change_are_drawn() -> None:
+    records = [{"step": step, "train/loss": 2.0, "train/lr/backbone": 0.1 / step} for step in (1, 2)]
+    records = [record | {"train/lr/head": 1.0, "train/gradient_norm/all": 3.0} for record in records]
+    loss, recall, rates = course.curves(records).axes
+    assert [line.get_label() for line in loss.lines] == ["loss"]
+    assert not recall.lines
+    assert [line.get_xydata().tolist() for line in rates.lines] == [[[1, 0.1], [2, 0.05]], [[1, 1.0], [2, 1.0]]]
+    assert len(course.curves([record | {"train/lr/backbone": 0.1} for record in records]).axes) == 2
+
+
 def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"test/recall@1": 0.51239, "test/precision@1": 0.51239, "untrained/recall@1": 0.1, "test/queries": 9.0}
     print_table(metrics | {"data/test/images": 9, "data/test/classes": 3})

@@ -14,6 +14,7 @@ from dml.methods.base import Method
 from dml.training.build import Parts
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.steps import Timing, log_metrics
+from dml.training.callbacks.users import evaluated_weights
 
 log = logging.getLogger("dml")
 
@@ -54,7 +55,7 @@ class Evaluation(Callback):
 
     def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """The method as it is now on one part of the split, logged."""
-        with self.timing.paused():
+        with self.timing.paused(), evaluated_weights(trainer):
             metrics, embedded = self.score(trainer, part)
             if self.parts.protocol.seen and part == self.parts.split.monitor:
                 metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
@@ -63,7 +64,7 @@ class Evaluation(Callback):
         return metrics, embedded
 
     def score(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
-        """As `evaluate`, not logged."""
+        """As `evaluate`, not logged, and of the weights as they are."""
         data, split, method = self.parts.data, self.parts.split, trainer.lightning_module
         assert isinstance(method, Method)
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation

@@ -11,7 +11,8 @@ from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.gradient import FiniteWeights, FirstGradient
 from dml.training.callbacks.report import Report
-from dml.training.callbacks.steps import HalveOnPlateau, MethodStep, StepSeed, Timing, TrainingLog
+from dml.training.callbacks.steps import MethodStep, StepSeed, Timing, TrainingLog
+from dml.training.callbacks.users import users_callbacks
 
 
 def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Callback]:
@@ -22,7 +23,7 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
     between them would not be the same one when it is resumed.
 
     Raises:
-        UserError: a patience without validation classes; two things that set the learning rate.
+        UserError: a patience without validation classes; a callback of the user's that a run cannot do with.
     """
     course = Course(config, parts.protocol.interval(parts.data.sampler.steps_per_epoch))
     timing = Timing()
@@ -33,7 +34,7 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
         course,
         StepSeed(config.seed),
         FirstGradient(config, parts.data),
-        HalveOnPlateau(config.trainer.halve_lr_after, parts.data.sampler.steps_per_epoch, parts.method),
+        *users_callbacks(config),
         timing,
         TrainingLog(config.trainer.log_every),
         FiniteWeights(course),

@@ -24,6 +24,7 @@ from dml.training.callbacks.best import BestCheckpoint
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
+from dml.training.callbacks.users import evaluated_weights
 from dml.training.loggers import log_outcome, log_plots
 
 IMAGES = 4  # of the test, in the method's own pictures
@@ -51,7 +52,7 @@ class Report(Callback):
         if not self.course.is_last(trainer.global_step):
             return
         assert self.evaluation.latest is not None
-        with self.timing.paused():
+        with self.timing.paused(), evaluated_weights(trainer):
             if self.best.monitor == "test" and self.parts.protocol.select == "last":
                 self._write(trainer, *self.evaluation.latest)
             else:

@@ -1,4 +1,4 @@
-"""What happens at every step: its seed, its time, what it logs, the learning rate after it, what the method does."""
+"""What happens at every step: its seed, its time, what it logs, what the method does."""
 
 import time
 from collections.abc import Iterator
@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import Callback
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
 
-from dml.errors import UserError
 from dml.methods.base import Method
+from dml.methods.recipe import rates
 from dml.training.callbacks.course import Course
 
 
@@ -72,10 +71,15 @@ class Timing(Callback):
 
 
 class TrainingLog(Callback):
-    """Loss terms, every so many steps. Raises NonFiniteLoss where one became NaN or infinite since."""
+    """Loss terms and the rates that a step was taken with, every so many steps. Raises NonFiniteLoss where a term
+    became NaN or infinite since."""
 
     def __init__(self, every: int) -> None:
         self.every = every
+        self.rates: dict[str, float] = {}
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer) -> None:
+        self.rates = rates(optimizer)  # the schedule's next ones are there before the step ends
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -83,54 +87,8 @@ class TrainingLog(Callback):
         if trainer.global_step % self.every == 0:
             assert isinstance(module, Method)
             module.finite.check()
-            log_metrics(trainer, {name: float(value) for name, value in module.terms.items()})
-
-
-class HalveOnPlateau(Callback):
-    """Halves the learning rate after so many epochs of the sampler without a lower loss; 0: never.
-
-    Not a scheduler of Lightning's: it steps those after callbacks have written the step's checkpoint.
-
-    Raises:
-        UserError: a method that sets the learning rate itself.
-    """
-
-    def __init__(self, patience: int, steps_per_epoch: int, method: Method) -> None:
-        if patience and method.sets_lr:
-            raise UserError(f"trainer.halve_lr_after and {method.sets_lr} both set the learning rate: choose one.")
-        self.patience, self.steps_per_epoch = patience, steps_per_epoch
-        self.plateau: ReduceLROnPlateau | None = None
-        self.loss_of_epoch = torch.zeros(())
-        self._saved: dict[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.plateau is None:
-            return {}
-        return {"plateau": self.plateau.state_dict(), "loss_of_epoch": self.loss_of_epoch}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = dict(state_dict)
-
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if not self.patience:
-            return
-        self.plateau = ReduceLROnPlateau(trainer.optimizers[0], factor=0.5, patience=self.patience - 1, threshold=0)
-        if self._saved:
-            self.plateau.load_state_dict(self._saved["plateau"])
-            self.loss_of_epoch = self._saved["loss_of_epoch"]
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if self.plateau is None:
-            return
-        assert isinstance(module, Method)
-        loss = module.terms["train/loss"]
-        self.loss_of_epoch = self.loss_of_epoch.to(loss.device) + loss
-        if trainer.global_step % self.steps_per_epoch == 0:
-            self.plateau.step(float(self.loss_of_epoch))
-            self.loss_of_epoch = torch.zeros(())
-            log_metrics(trainer, {"train/lr": trainer.optimizers[0].param_groups[0]["lr"]})
+            terms = {name: float(value) for name, value in module.terms.items()}
+            log_metrics(trainer, terms | self.rates)
 
 
 class MethodStep(Callback):

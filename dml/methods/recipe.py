@@ -1,0 +1,151 @@
+"""The recipe of a training: torch's optimizer, and a schedule of its rates."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
+
+from dml.distributed import of_first
+from dml.errors import UserError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What moves the parameters of a method, and how its rates change.
+
+    Attributes:
+        optimizer: `parameter groups -> optimizer`, a partial of `torch.optim.Adam` for example.
+        lr: of the backbone; other parameter groups have multiples of it.
+        scheduler: `optimizer -> scheduler`, a partial of a class of `torch.optim.lr_scheduler`.
+        unit: what the scheduler and its warm-up are counted in.
+        warm_up: units in which all rates rise linearly, step by step, to those that the scheduler starts with.
+        length: steps, warm-up included, after which rates stay as they are; None: there is no end.
+    """
+
+    optimizer: Callable[..., Optimizer]
+    lr: float
+    scheduler: Callable[..., LRScheduler]
+    unit: Literal["step", "epoch"] = "step"
+    warm_up: int = 0
+    length: int | None = None
+
+    def optimizer_of(self, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+        """Raises UserError for what the optimizer does not take."""
+        with _told("optimizer"):
+            optimizer = self.optimizer(groups, **options)
+        if not isinstance(optimizer, Optimizer):
+            raise UserError(f"optimizer._target_ makes a {type(optimizer).__name__}, which is no optimizer of torch's.")
+        return optimizer
+
+    def schedule_of(self, optimizer: Optimizer, steps_per_epoch: int) -> "Schedule":
+        """Raises UserError for what the scheduler does not take."""
+        return Schedule(
+            optimizer,
+            self.scheduler,
+            period=steps_per_epoch if self.unit == "epoch" else 1,
+            warm_up=self.steps_of_warm_up(steps_per_epoch),
+            length=self.length,
+        )
+
+    def steps_of_warm_up(self, steps_per_epoch: int) -> int:
+        return self.warm_up * (steps_per_epoch if self.unit == "epoch" else 1)
+
+
+class Schedule:
+    """Rates that rise linearly and then follow one of torch's schedulers, which counts from the end of the rise.
+
+    The proportions of the parameter groups' rates stay: what a scheduler takes as rates, such as the largest of
+    OneCycleLR, it is given for each group. What torch calls `T_max` or `total_steps` is what is left of the length.
+
+    Args:
+        optimizer: at its rates.
+        scheduler: see `Recipe`.
+        period: steps between two steps of the scheduler.
+        warm_up: steps. The first one is taken at 1 / (warm_up + 1) of the rates.
+        length: see `Recipe`.
+
+    Raises:
+        UserError: what the scheduler does not take.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        scheduler: Callable[..., LRScheduler],
+        period: int = 1,
+        warm_up: int = 0,
+        length: int | None = None,
+    ) -> None:
+        self.optimizer, self.period, self.warm_up = optimizer, period, warm_up
+        left = None if length is None else length - warm_up
+        if left is not None and left <= 0:
+            raise UserError(f"scheduler.warm_up takes {warm_up} of the {length} steps of scheduler.length: lower it.")
+        self.units = None if left is None else math.ceil(left / period)
+        given: dict[str, Any] = {"max_lr": [group["lr"] for group in optimizer.param_groups]}
+        if self.units is not None:
+            given |= dict.fromkeys(("T_max", "total_steps"), self.units)
+        takes = inspect.signature(scheduler).parameters
+        with _told("scheduler"):
+            self.main = scheduler(optimizer, **{name: value for name, value in given.items() if name in takes})
+        if not isinstance(self.main, LRScheduler):
+            made = type(self.main).__name__
+            raise UserError(f"scheduler._target_ makes a {made}, which is no scheduler of torch's.")
+        self.starts = [group["lr"] for group in optimizer.param_groups]
+        self.rise = LinearLR(optimizer, 1 / (warm_up + 1), total_iters=warm_up) if warm_up else None
+        self.steps = 0
+        self.loss = torch.zeros(())  # summed since the scheduler's last step, for one that looks at it
+
+    def step(self, loss: Tensor) -> None:
+        """After a step of the optimizer, with the loss of that step, a scalar."""
+        self.steps += 1
+        since = self.steps - self.warm_up
+        if self.rise is not None and since < 0:
+            self.rise.step()
+        elif self.rise is not None and since == 0:
+            for group, rate in zip(self.optimizer.param_groups, self.starts, strict=True):
+                group["lr"] = rate
+        else:
+            self._follow(since, loss)
+
+    def _follow(self, since: int, loss: Tensor) -> None:
+        if isinstance(self.main, ReduceLROnPlateau):
+            self.loss = self.loss.to(loss.device) + loss.detach()
+        if since % self.period or (self.units is not None and since // self.period >= self.units):
+            return
+        if isinstance(self.main, ReduceLROnPlateau):
+            # One rank decides for all: on other processors the last bit of a loss may be another.
+            self.main.step(float(of_first(self.loss)))
+            self.loss = torch.zeros(())
+        else:
+            self.main.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        rise = None if self.rise is None else self.rise.state_dict()
+        return {"steps": self.steps, "loss": self.loss, "main": self.main.state_dict(), "rise": rise}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps, self.loss = state_dict["steps"], state_dict["loss"]
+        self.main.load_state_dict(state_dict["main"])
+        if self.rise is not None:
+            self.rise.load_state_dict(state_dict["rise"])
+
+
+@contextmanager
+def _told(option: str) -> Iterator[None]:
+    """What torch says of options, as UserError."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise UserError(f"{option}: {' '.join(str(error).split())}.") from error
+
+
+def rates(optimizer: Optimizer) -> dict[str, float]:
+    """The rates of an optimizer as they are, as `train/lr/GROUP`; all losses have one."""
+    return {f"train/lr/{group['name'].partition(' ')[0]}": float(group["lr"]) for group in optimizer.param_groups}

@@ -1,0 +1,52 @@
+"""What `conf/callbacks` offers beside Lightning's own callbacks."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, WeightAveraging
+from torch.optim import Optimizer
+
+from dml.configuration.ranges import BelowOne, Count
+from dml.methods.base import Method
+
+
+class EqualAveraging(WeightAveraging):
+    """Evaluates the mean of the weights that the last part of a training came by (SWA, Izmailov et al., UAI 2018).
+
+    Up to there the weights themselves are evaluated. Statistics of batch norm are averaged too.
+
+    Args:
+        total_steps: of the training.
+        start: share of the steps after which averaging begins.
+        every: steps between two weights that are averaged.
+    """
+
+    def __init__(self, total_steps: Count, start: BelowOne = 0.75, every: Count = 1) -> None:
+        super().__init__()
+        self.first, self.every = int(start * total_steps), every  # counted from 0
+
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return step_idx is not None and (step_idx <= self.first or (step_idx - self.first) % self.every == 0)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step - 1 <= self.first:
+            assert self._average_model is not None
+            self._average_model.n_averaged.zero_()  # nothing yet: these weights are the mean
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
+class GradientNorm(Callback):
+    """Logs the 2-norm of the gradient of each parameter group and of all, before it is clipped, with the loss terms."""
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer) -> None:
+        assert isinstance(module, Method)
+        gradients: dict[str, list[torch.Tensor]] = {}
+        for group in optimizer.param_groups:
+            found = gradients.setdefault(group["name"].partition(" ")[0], [])
+            found += [p.grad for p in group["params"] if p.grad is not None]
+        gradients["all"] = [gradient for found in gradients.values() for gradient in found]
+        for name, found in gradients.items():
+            module.terms[f"train/gradient_norm/{name}"] = torch.nn.utils.get_total_norm(found)
