@@ -76,7 +76,7 @@ main()
         (["metod=abe"], r"metod is no option: did you mean method\?$"),
         (["experimnt=abe_cars"], r"experimnt is no option: did you mean experiment\?$"),
         (["image_sise=64"], r"image_sise is no option: did you mean image_size\?$"),
-        (["qqq=1"], r"qqq is no option: choose among backbone, dataset, .*, transform\.$"),
+        (["qqq=1"], r"qqq is no option: choose among backbone, .*dataset, .*, transform\.$"),
         (["lr=[1"], r"no viable alternative at input '\[1'"),
     ],
 )

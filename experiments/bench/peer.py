@@ -109,7 +109,7 @@ def trained(network: Network, images: Images, config: DictConfig, lr: float, fac
         {"params": network.trunk.parameters(), "lr": lr},
         {"params": network.head.parameters(), "lr": lr * factor},
     ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=config.method.optimizer.weight_decay)
+    optimizer = torch.optim.AdamW(groups, weight_decay=config.optimizer.weight_decay)
     said = config.loss.loss
     loss = MultiSimilarityLoss(alpha=said.alpha, beta=said.beta, base=said.base)
     miner = MultiSimilarityMiner(epsilon=config.loss.miner.epsilon)
