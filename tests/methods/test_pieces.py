@@ -1,6 +1,8 @@
 """`trainer.micro_batch`: a batch embedded in pieces has the gradient of the whole, for every method and loss."""
 
 import copy
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +41,7 @@ Found = dict[str, Tensor]
 METHODS = components("method")
 LOSSES = ["contrastive", "multi_similarity", "margin", "proxy_anchor", "xbm"]
 QUICK = [(name, LOSSES[i % len(LOSSES)]) for i, name in enumerate(METHODS)]
+SLOW, SGD, ANOMALY = pytest.mark.slow, "method.optimizer._target_=torch.optim.SGD", "+trainer.detect_anomaly=true"
 FROZEN = "backbone.freeze=bn_statistics"
 BATCH, PIECE = 16, 4
 LABELS = torch.arange(BATCH) // 4
@@ -124,7 +127,7 @@ def test_two_ranks(on_ranks: Callable[..., list[Any]]) -> None:
         assert_whole(cases, of_rank)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_method_with_every_loss(on_ranks: Callable[..., list[Any]], world: int) -> None:
     cases = [(name, loss) for name in METHODS for loss in LOSSES]
@@ -288,13 +291,12 @@ def trained(configure: Configure, folder: Path, *options: str) -> dict[str, Any]
     ("options", "tolerance"),
     [
         (["method=abe", "trainer.precision=64-true", "trainer.gradient_clip_val=0.01"], 1e-9),
-        (
-            ["method=dces", "method.K=2", "method.T=1", "trainer.precision=64-true", "+trainer.detect_anomaly=true"],
-            1e-9,
+        pytest.param(
+            ["method=dces", "method.K=2", "method.T=1", "trainer.precision=64-true", ANOMALY], 1e-9, marks=SLOW
         ),
-        (["method=gsp", "head.m=4", "trainer.precision=bf16-mixed", "method.optimizer._target_=torch.optim.SGD"], 1e-3),
+        pytest.param(["method=gsp", "head.m=4", "trainer.precision=bf16-mixed", SGD], 1e-3, marks=SLOW),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=["clipped", "dces", "bf16-mixed"],
 )
 def test_a_run_in_pieces_is_the_run_of_whole_batches(
     configure: Configure, tmp_path: Path, options: list[str], tolerance: float
@@ -302,6 +304,19 @@ def test_a_run_in_pieces_is_the_run_of_whole_batches(
     whole = trained(configure, tmp_path / "whole", *options)
     pieces = trained(configure, tmp_path / "pieces", *options, f"trainer.micro_batch={PIECE}")
     torch.testing.assert_close(pieces, whole, rtol=tolerance, atol=tolerance)
+
+
+@SLOW
+def test_two_processes_in_pieces_are_one_with_whole_batches(configure: Configure, tmp_path: Path) -> None:
+    """The command line, Lightning's launcher and its DDP."""
+    options = ["method=gsp", "head.m=4", "trainer.precision=64-true", "loss=proxy_anchor"]
+    whole = trained(configure, tmp_path / "whole", *options)
+    options = [*RUN, "trainer.max_steps=4", "protocol.every=4", *options, f"trainer.micro_batch={PIECE}"]
+    options += ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", "trainer.accelerator=cpu"]
+    folders = [f"paths.output_dir={tmp_path / 'two'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    subprocess.run([sys.executable, "-m", "dml.run", *options, *folders], check=True, capture_output=True)
+    two = torch.load(tmp_path / "two" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    torch.testing.assert_close(two, whole, rtol=1e-8, atol=1e-8)
 
 
 def test_with_compiled_learners(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +327,7 @@ def test_with_compiled_learners(configure: Configure, tmp_path: Path, monkeypatc
     assert called == [PIECE] * 4 * 2 * (BATCH // PIECE)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize("name", ["abe", "gsp", "deml"])
 def test_with_inductor(configure: Configure, tmp_path: Path, name: str) -> None:
