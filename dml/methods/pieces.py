@@ -1,10 +1,11 @@
 """A batch embedded in pieces, for the gradient of the whole of it (GradCache: Gao et al. 2021).
 
-The memory that a step takes is then that of a piece and of the outputs of all. torch's checkpoint is what the paper
-describes: a piece's first pass keeps its output alone; the loss of the whole batch is differentiated by the outputs of
-all pieces; and the gradient of each piece's output asks for its second pass, the last piece first. The paper's two
-loops were passed over. With one graph there is one backward pass, in which the gradients of all pieces are summed, so
-that DDP averages them once, and scaled losses, clipping and `detect_anomaly` see what they see without pieces.
+The memory that a step takes is then that of a piece and of the outputs of all (experiments/bench/micro_batches.py).
+torch's checkpoint is what the paper describes: a piece's first pass keeps its output alone; the loss of the whole batch
+is differentiated by the outputs of all pieces; and the gradient of each piece's output asks for its second pass, the
+last piece first. The paper's two loops were passed over. With one graph there is one backward pass, in which the
+gradients of all pieces are summed, so that DDP averages them once, and scaled losses, clipping and `detect_anomaly` see
+what they see without pieces.
 """
 
 from collections.abc import Callable, Sequence
