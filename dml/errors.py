@@ -63,7 +63,7 @@ def enough_memory() -> Iterator[None]:
         if any(isinstance(c, MemoryError) or OUT_OF_MEMORY.search(str(c)) for c in causes(error)):
             raise UserError(
                 "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
-                "protocol.batch_size, or set method.checkpointing=true where the method has it."
+                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true where the method has it."
             ) from error
         raise
 

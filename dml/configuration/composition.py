@@ -28,6 +28,7 @@ EXECUTION = (
     "trainer.strategy",
     "trainer.sync_batchnorm",  # several devices ask for it, or for frozen statistics
     "trainer.num_workers",
+    "trainer.micro_batch",  # the same gradient in other pieces
     "dataset.cache",
     "download",
     "trainer.log_every",

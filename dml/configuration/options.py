@@ -68,6 +68,7 @@ TRAINER: dict[str, Any] = {
     "num_workers": Annotated[int, Field(ge=0, le=1024)] | Literal["auto"],
     "matmul": Literal["highest", "high", "medium"],
     "compile": bool,
+    "micro_batch": Size | None,
     **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
@@ -317,7 +318,7 @@ def _check_trainer(options: Mapping[str, Any]) -> None:
     if "accumulate_grad_batches" in options:
         raise UserError(
             "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
-            "are another loss. Set sampler.batch_size, and method.checkpointing=true where there is too little memory."
+            "are another loss. Set sampler.batch_size, and trainer.micro_batch where there is too little memory."
         )
     for name in options:
         if name in lightnings and name not in takes:

@@ -20,6 +20,7 @@ from dml.figures.plot import Plot
 from dml.losses import Loss, functional
 from dml.methods.module import TrainedModule
 from dml.methods.output import Batch, Output, summed
+from dml.methods.pieces import embed_in_pieces
 from dml.models.heads import Head
 
 NewHead = Callable[[int], Head]
@@ -75,15 +76,18 @@ class Method(TrainedModule, Waits):
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
         self.warm_up, self.rests_until = warm_up, 0  # epochs; step
         self.compiled_learners: Callable[[Tensor], Output] | None = None  # of training steps, see trainer.compile
+        self.micro_batch: int | None = None  # images that a training step embeds at a time; None: all of its batch
 
     # What a subclass writes.
 
     def learners(self, images: Tensor) -> Output:
-        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`, and what else the objective needs."""
+        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`, and what else the objective needs. It leaves
+        nothing on the method: it may see the batch in pieces, and twice."""
         raise NotImplementedError(f"{type(self).__name__} has to define learners()")
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """The terms whose sum is minimised, on the global batch: named scalars.
+        """The terms whose sum is minimised, on the global batch: named scalars. It is called once a step. Of the pass
+        through the network it knows the output alone.
 
         Args:
             output: of `learners`, of all ranks.
@@ -170,9 +174,7 @@ class Method(TrainedModule, Waits):
             NonFiniteLoss: something failed on terms that are NaN or infinite. Without a failure `finite` knows of them.
         """
         with self.finite.step(self.global_step + 1) as seen:
-            # What rests counts its steps, which no graph does.
-            compiled = None if any(True for _ in self._resting()) else self.compiled_learners
-            output = (compiled or self.learners)(self.normalized(batch["image"])).of_all_ranks()
+            output = self._embedded(batch["image"]).of_all_ranks()
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
                 terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
@@ -183,3 +185,12 @@ class Method(TrainedModule, Waits):
                     )
             seen.update(terms)
         return terms
+
+    def _embedded(self, images: Tensor) -> Output:
+        """What the objective reads of the images of a training step."""
+        waiting = self._waiting()
+        # What waits counts its steps, which no graph does.
+        learners = self.learners if waiting or self.compiled_learners is None else self.compiled_learners
+        if self.micro_batch is None:
+            return learners(self.normalized(images))
+        return embed_in_pieces(lambda piece: learners(self.normalized(piece)), images, self.micro_batch, waiting)

@@ -26,7 +26,7 @@ from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.backbones.start import enlarge_input
-from dml.models.heads import Head
+from dml.models.heads import Head, looking_away
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Scale(nn.Module):
         for j, head in enumerate(self.heads):
             weights = {name: weight.detach() for name, weight in head.named_parameters()}
             statistics = {name: buffer.clone() for name, buffer in head.named_buffers()}
-            outputs.append(functional_call(head, weights | statistics, branches[:, j]))
+            with looking_away(head.modules()):
+                outputs.append(functional_call(head, weights | statistics, branches[:, j]))
         return torch.stack(outputs, dim=1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:

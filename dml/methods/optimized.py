@@ -1,7 +1,7 @@
 """What Lightning asks of a method about its optimizer: parameter groups, their rates, and what rests."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -37,12 +37,14 @@ class Optimized(LightningModule):
         if self.global_step < self.rests_until:
             for parameter in self._backbone():
                 parameter.grad = None
-        for parameter in self._resting():
-            parameter.grad = None
+        for module in self._waiting():
+            for parameter in module.resting():
+                parameter.grad = None
 
-    def _resting(self) -> Iterator[nn.Parameter]:
-        """What parts of the method leave as it is for the time being."""
-        return (p for module in self.modules() if isinstance(module, LearnsLater) for p in module.resting())
+    def _waiting(self) -> list[LearnsLater]:
+        """Parts of the method that leave parameters as they are for the time being."""
+        later = (module for module in self.modules() if isinstance(module, LearnsLater))
+        return [module for module in later if any(True for _ in module.resting())]
 
     def _backbone(self) -> list[nn.Parameter]:
         """Parameters of neither a new module nor a loss."""

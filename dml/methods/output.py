@@ -17,7 +17,8 @@ Batch = Mapping[str, Tensor]
 
 
 class Output:
-    """What a pass over B images gives: learner outputs, and whatever else the objective needs of it.
+    """What a pass over B images gives, and all that an objective knows of it: learner outputs, and whatever else it
+    needs. Outputs of ranks and of pieces are joined row by row, and what is no tensor in here is lost.
 
     Args:
         raw: learner outputs `[B,L,d]`, not scaled; kept in float32 at least, for norms under mixed precision.
@@ -46,6 +47,15 @@ class Output:
         """The learners side by side, `[B,D]` of unit norm, and the norms `[B]` of their raw outputs side by side."""
         side_by_side = self.embeddings.flatten(1) / math.sqrt(self.raw.shape[1])
         return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Output"]) -> "Output":
+        """Several outputs below one another."""
+        names = parts[0].auxiliary
+        return cls(
+            torch.cat([part.raw for part in parts]),
+            **{name: torch.cat([part.auxiliary[name] for part in parts]) for name in names},
+        )
 
     def of_all_ranks(self) -> "Output":
         """The global batch."""

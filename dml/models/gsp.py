@@ -87,8 +87,8 @@ class GeneralizedSumPool(LearnsLater, Waits):
             attributes: return `z [B,m]` too, the share of each prototype in what is kept, of sum 1 (eq. 4.3); None
                 while there are no prototypes yet.
         """
-        if self.waiting and self.training:
-            self._await_prototypes(maps.detach())
+        if self.waiting and self.training and self.looks:
+            self.look(self.summary(maps))
         shares = None
         if self.waiting:
             pooled = self._summed_up(_cells(maps))
@@ -114,10 +114,14 @@ class GeneralizedSumPool(LearnsLater, Waits):
             return cells.clamp(min=1e-6).pow(self.exponent).mean(-1).pow(1 / self.exponent)
         return cells.mean(-1)
 
+    def summary(self, inputs: Tensor) -> Tensor:
+        """The mean of local embeddings, at unit norm: `[B,d,h,w] -> [B,d]`."""
+        return F.normalize(_cells(inputs.detach()).mean(-1))
+
     @torch.no_grad()
-    def _await_prototypes(self, maps: Tensor) -> None:
+    def look(self, seen: Tensor) -> None:
         """Remembers pooled embeddings of all ranks; once there are enough, prototypes become some of them."""
-        new = gather_rows(F.normalize(_cells(maps).mean(-1)))[-SEEDS:]
+        new = gather_rows(seen)[-SEEDS:]
         self.pooled.copy_(torch.cat([self.pooled[len(new) :], new]))
         self.kept, self.steps = self.kept + len(new), self.steps + 1
         if self.kept >= SEEDS and self.steps > self.init_steps:

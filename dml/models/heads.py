@@ -1,6 +1,7 @@
 """From a feature map to one learner's embedding."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +11,35 @@ from dml.errors import UserError
 
 
 class LearnsLater(nn.Module):
-    """A module with parameters that rest for some time."""
+    """A module with parameters that rest for some time, in which it looks at what passes in training."""
+
+    looks = True  # at what a pass in training mode gives it, see `looking_away`
 
     def resting(self) -> Iterable[nn.Parameter]:
         """Those that do not learn yet: after a backward pass they are left without a gradient, as decay and momentum
         would move what has one of zero."""
         raise NotImplementedError(f"{type(self).__name__} has to define resting()")
+
+    def summary(self, inputs: Tensor) -> Tensor:
+        """What it looks at, of what it is given: a row for each, without a gradient."""
+        raise NotImplementedError(f"{type(self).__name__} has to define summary()")
+
+    def look(self, seen: Tensor) -> None:
+        """Counts a pass over this rank's part of a batch, of which it is given the summary."""
+        raise NotImplementedError(f"{type(self).__name__} has to define look()")
+
+
+@contextmanager
+def looking_away(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Those that learn later, of these modules, take no notice of what passes: it is no batch, or a part of one."""
+    looked = [(module, module.looks) for module in modules if isinstance(module, LearnsLater)]
+    for module, _ in looked:
+        module.looks = False
+    try:
+        yield
+    finally:
+        for module, before in looked:
+            module.looks = before
 
 
 class Head(nn.Module):

@@ -22,9 +22,10 @@ from dml import process as launch
 from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
+from dml.models.backbones.stages import Stages
 from dml.training.compiling import compile_steps
 
-OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmul", "compile")
+OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmul", "compile", "micro_batch")
 
 
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
@@ -49,13 +50,16 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
     trainer.limit_val_batches = 0  # callbacks evaluate; overfit_batches would set it
-    if trainer.world_size > 1 and _learns_statistics(method):
+    if config.trainer.micro_batch is not None:
+        _check_pieces(config.trainer.micro_batch, config.sampler.batch_size, trainer.world_size, method)
+    method.micro_batch = config.trainer.micro_batch
+    if trainer.world_size > 1 and _learning_norms(method):
         on_cpu = device_of(trainer).type == "cpu"
         if on_cpu or not config.trainer.sync_batchnorm:
             raise UserError(
                 "Each of several devices would see its own part of the batch in batch norm: "
                 + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
-                + "freeze its statistics with backbone.freeze=bn_statistics."
+                + f"{_without_statistics(method)}."
             )
         # Not Lightning's option: it does so for a single device too, on which torch cannot run it but on a GPU.
         nn.SyncBatchNorm.convert_sync_batchnorm(method)
@@ -86,9 +90,35 @@ def refused(error: Exception) -> UserError:
     return UserError(f"Lightning refuses the options under 'trainer': {' '.join(str(error).split())}")
 
 
-def _learns_statistics(method: Method) -> bool:
-    """Whether some batch norm takes its statistics from the batch, and so has to see the whole one."""
-    return any(isinstance(part, _BatchNorm) and part.training for part in method.train().modules())
+def _check_pieces(size: int, batch: int, devices: int, method: Method) -> None:
+    """Raises UserError for pieces that a batch is not cut into, and for networks in which they are another batch."""
+    share = batch // devices
+    if batch % devices == 0 and share % size:  # else the sampler refuses the batch
+        sizes = [one for one in range(1, share + 1) if share % one == 0]
+        near = sorted({max(one for one in sizes if one <= size), min((o for o in sizes if o >= size), default=share)})
+        raise UserError(
+            f"trainer.micro_batch={size} does not divide the {share} images that a device has of a batch "
+            f"(sampler.batch_size={batch}): choose {' or '.join(map(str, near))}."
+        )
+    if _learning_norms(method):
+        raise UserError(
+            "Batch norm would take its statistics from the pieces of trainer.micro_batch, and not from the batch: "
+            f"{_without_statistics(method)}, or leave trainer.micro_batch out."
+        )
+
+
+def _learning_norms(method: Method) -> list[nn.Module]:
+    """Batch norm that takes its statistics from the batch, and so has to see the whole one."""
+    return [part for part in method.train().modules() if isinstance(part, _BatchNorm) and part.training]
+
+
+def _without_statistics(method: Method) -> str:
+    """What to do about such batch norm, in the middle of a sentence."""
+    of_backbone = {id(part) for stages in method.modules() if isinstance(stages, Stages) for part in stages.modules()}
+    places = {id(norm) in of_backbone for norm in _learning_norms(method)}
+    freeze = "freeze its statistics with backbone.freeze=bn_statistics"
+    other = "choose another head, as this one has batch norm of its own"
+    return f"{freeze}, and {other}" if len(places) > 1 else freeze if True in places else other
 
 
 def _as_started(strategy: str) -> dict[str, Any]:

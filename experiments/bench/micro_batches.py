@@ -1,0 +1,113 @@
+"""Memory and time of a training step in pieces (trainer.micro_batch), beside those of the plain step.
+
+    python experiments/bench/micro_batches.py                     # MobileNetV2 at 128 pixels, some minutes on one core
+    python experiments/bench/micro_batches.py --device cuda --backbone resnet50 --size 224
+
+The bounds: a step keeps the activations of one piece and the outputs of all images, so that its peak should not depend
+on the batch but for the embeddings, the graph of each piece without its tensors (0.4 MiB of MobileNetV2) and the loss's
+N x N similarities. It passes the network forward twice and backward once where the plain step passes it once each; a
+backward pass takes as long as two forward passes, so a step in pieces can be expected at 4/3 of the plain one. The
+aims: from the smallest batch to the largest the peak grows by 10 % at most beside the embeddings (4 bytes a number,
+counted once), and a step takes 1.5 times the plain one of the same batch at most.
+
+The peak of a CPU is the most that a process held in a step (VmHWM) beyond what it held before it (VmRSS), where the
+images were already there: a fresh process each. That of a GPU is what its allocator counts. The steps that are timed
+take turns; ratios are medians of the ratios within a round. Run it on idle cores.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from attention import method_of, peak, step_of
+from tabulate import tabulate
+
+from dml.bench.timing import in_turns, ratio
+
+METHODS = {
+    "baseline": ("method=baseline", "loss=multi_similarity"),
+    "ABE-4": ("method=abe", "method.M=4"),
+}
+GROWTH, SLOWER = 0.10, 1.5  # at most
+
+
+def step(method: str, batch: int, piece: int | None, given: argparse.Namespace) -> Callable[[], None]:
+    """A training step of a method.
+
+    Args:
+        piece: images of one; None: the plain step.
+    """
+    common = [f"backbone={given.backbone}", f"image_size={given.size}", f"head.dim={given.dim}"]
+    made = method_of(*common, *METHODS[method], "backbone.freeze=bn_statistics").to(given.device)
+    made.micro_batch = piece
+    images = torch.rand(batch, 3, given.size, given.size, device=given.device)
+    return step_of(made, images, torch.arange(batch, device=given.device) // 4, given.precision)
+
+
+def needed(method: str, batch: int, piece: int | None) -> float:
+    """GiB of a step, by a process of its own."""
+    child = [sys.executable, *sys.argv, "--child", method, str(batch), str(piece or 0)]
+    return float(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
+
+
+def memory(method: str, given: argparse.Namespace) -> str:
+    """Lines of the table, and what they come to."""
+    lines, beside = [], []
+    for batch in given.batches:
+        found = needed(method, batch, given.piece)
+        embeddings = 4 * batch * given.dim / 2**30
+        beside.append(found - embeddings)
+        plain = f"{needed(method, batch, None):.3f}" if batch <= given.plain else ""
+        lines.append([method, f"{batch:,}", f"{found:.3f}", f"{embeddings:.4f}", plain])
+    titles = [
+        "method",
+        "batch",
+        f"peak in pieces of {given.piece}, GiB",
+        "embeddings, GiB",
+        "peak of a plain step, GiB",
+    ]
+    grown = f"{beside[-1] / beside[0] - 1:+.1%} beside the embeddings (aim: {GROWTH:+.0%} at most)"
+    return f"{tabulate(lines, headers=titles, tablefmt='github', disable_numparse=True)}\n\n{method}: {grown}"
+
+
+def time(method: str, given: argparse.Namespace) -> str:
+    """Seconds of steps of one batch in turns."""
+    pieces = {"plain": None, "in pieces": given.piece}
+    steps = {name: step(method, given.plain, piece, given) for name, piece in pieces.items()}
+    times = in_turns(steps, given.rounds, given.device)
+    each = {name: 1e3 * statistics.median(taken) / given.plain for name, taken in times.items()}
+    slower = ratio(times["in pieces"], times["plain"])
+    return (
+        f"{method}, batch {given.plain}: {each['plain']:.2f} ms an image plain, {each['in pieces']:.2f} ms in pieces, "
+        f"{slower:.2f} times (aim: {SLOWER} at most)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="mobilenet_v2")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--size", type=int, default=128, help="pixels")
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--piece", type=int, default=32)
+    parser.add_argument("--plain", type=int, default=64, help="largest batch of a plain step, which is timed")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--precision", choices=("32", "bf16"), default="32")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        method, batch, piece = given.child
+        print(peak(step(method, int(batch), int(piece) or None, given), given.device))
+        return
+    print(f"{given.backbone} at {given.size}, {given.precision}, {given.device}, {torch.get_num_threads()} threads\n")
+    for method in given.methods:
+        print(memory(method, given), time(method, given), "", sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
