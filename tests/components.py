@@ -8,9 +8,11 @@ from dml.configuration.composition import CONF
 
 
 def components(group: str) -> list[str]:
-    """All of a group; the `gsp_` ones take their values from experiments, and are others' otherwise."""
-    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return [name for name in found if not name.startswith("gsp_")]
+    """All of a group, with those of its folders; the `gsp/` ones take their values from experiments, and are others'
+    otherwise."""
+    folder = CONF / group
+    found = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return [name for name in found if not name.startswith("gsp/")]
 
 
 def but_slow(group: str, *slow: str) -> list[Any]:

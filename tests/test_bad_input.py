@@ -76,7 +76,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["head=gsp", "head.init=kcenter", "head.init_steps=99"], r"head\.init_steps=99 lasts 99"),
         (["method=dces", "method.K=2", "method.finetune_lr_factor=0.1", "trainer.halve_lr_after=2"], "choose one"),
         (["method=dces", "method.K=2", "head=vlad"], "one vector a prototype"),
-        (["loss=gsp_c2"], "experiment=gsp_cub"),
+        (["loss=gsp/c2"], "experiment=gsp_cub"),
         (["trainer.halve_lr_after=-1"], r"trainer\.halve_lr_after=-1"),
         (["head=gem", "head.pooling.p=-1"], r"head\.pooling\.p=-1"),
         (["sampler.m=0"], r"sampler\.m=0"),

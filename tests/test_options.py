@@ -14,8 +14,12 @@ from dml.configuration.composition import composed as compose
 from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 
-GROUPS = ("backbone", "dataset", "head", "loss", "method", "protocol", "sampler", "trainer", "transform")
-CHOICES = [f"{file.parent.name}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+GROUPS = ("backbone", "dataset", "head", "loss", "method", "miner", "protocol", "sampler", "trainer", "transform")
+CHOICES = [
+    f"{group}={file.relative_to(CONF / group).with_suffix('').as_posix()}"
+    for group in GROUPS
+    for file in sorted((CONF / group).rglob("*.yaml"))
+]
 TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:0.5},triplet:0.1,xbm:1600}"]
 
 
@@ -69,8 +73,9 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         ("image_sise", 64, "image_sise is no option: did you mean image_size."),
         ("scheduler", "cosine", "scheduler is no option"),
         ("method.optimizer.foo", 1, "method.optimizer.foo is no option of AdamW"),
-        ("loss.miner.epsilom", 1, "loss.miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
+        ("miner.epsilom", 1, "miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
         ("method.head", 3, "method.head is not set by hand"),
+        ("loss.miner", None, "loss.miner is not set by hand"),
         ("sampler.seed", 3, "sampler.seed is not set by hand"),
         ("head.in_channels", 3, "head.in_channels is not set by hand"),
         ("head._target_", "dml.models.heads.Haed", "head._target_=dml.models.heads.Haed names nothing"),
@@ -86,7 +91,7 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         ("loss.lr_factor", -1, "loss.lr_factor=-1 has to be above 0"),
         ("loss.loss.alpha", 0, "loss.loss.alpha=0 has to be above 0"),
         ("loss.loss.margin", float("nan"), "loss.loss.margin=NaN has to be a finite number"),
-        ("loss.miner.epsilon", float("nan"), "loss.miner.epsilon=NaN has to be a finite number"),
+        ("miner.epsilon", float("nan"), "miner.epsilon=NaN has to be a finite number"),
         ("protocol.every", 2.5, "protocol.every=2.5 has to be a whole number"),
         ("protocol.every", float("nan"), "protocol.every=NaN has to be a whole number"),
         ("protocol.ks", [1, 1.5], "protocol.ks=[1, 1.5] has to be ([1] of it) a whole number"),

@@ -86,14 +86,19 @@ LIBRARIES: dict[str, dict[str, Any]] = {
     },
     "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
     "pytorch_metric_learning": {
-        **dict.fromkeys(("margin", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative),
-        **dict.fromkeys(("alpha", "beta", "gamma", "scale", "temperature", "softmax_scale"), Sharpness),
+        **dict.fromkeys(
+            ("margin", "m", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative
+        ),
+        **dict.fromkeys(("alpha", "beta", "gamma", "la", "scale", "temperature", "softmax_scale"), Sharpness),
+        **dict.fromkeys(("centers_per_class", "sub_centers"), Few),
+        "angle": Annotated[float, Field(ge=0, le=180)],
         **dict.fromkeys(("embedding_reg_weight", "weight_reg_weight"), NotNegative),
         **dict.fromkeys(("num_classes", "memory_size"), Annotated[int, Field(ge=1, le=10**7)]),
         "embedding_size": Size,
         "learn_beta": bool,
         "type_of_triplets": Literal["all", "hard", "semihard", "easy"],
         "triplets_per_anchor": Literal["all"] | Count,
+        **dict.fromkeys(("pos_strategy", "neg_strategy"), Literal["easy", "semihard", "hard", "all"]),
     },
 }
 
@@ -101,6 +106,7 @@ LIBRARIES: dict[str, dict[str, Any]] = {
 GIVEN: dict[str, tuple[str, ...]] = {
     "method": ("backbone", "head", "loss", "dim"),
     "head": ("in_channels",),
+    "loss": ("miner",),
     "sampler": ("labels", "seed"),
 }
 
@@ -239,11 +245,11 @@ def _check_finite(option: str, value: Any) -> None:
 def parameters(target: str) -> dict[str, Any]:
     """What a component takes by name: its annotations, with those of the bases that `**options` are passed on to."""
     taker = resolve_name(target)
-    bases = inspect.getmro(taker) if isinstance(taker, type) else ()
-    calls: list[Callable[..., Any]] = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)] or [taker]
+    bases = [base for base in inspect.getmro(taker) if "__init__" in vars(base)] if isinstance(taker, type) else []
+    calls: list[tuple[Callable[..., Any], str]] = [(vars(base)["__init__"], base.__module__) for base in bases]
     taken: dict[str, Any] = {}
-    library = next((ranges for name, ranges in LIBRARIES.items() if target.startswith(f"{name}.")), {})
-    for call in calls:
+    for call, module in calls or [(taker, target)]:
+        library = next((ranges for name, ranges in LIBRARIES.items() if f"{module}.".startswith(f"{name}.")), {})
         signature = inspect.signature(call)
         hints = _hints(call)
         for name, parameter in signature.parameters.items():

@@ -136,7 +136,7 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
 
     def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
-        return instantiate(config.loss)
+        return instantiate(config.loss, miner=instantiate(config.miner) if config.get("miner") else None)
 
     method: Method = instantiate(
         config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim
