@@ -73,6 +73,14 @@ TRAINER: dict[str, Any] = {
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
 
+Strength = Annotated[float, Field(ge=0, le=100)]  # of a change of colours; 0: none
+
+Turn = Annotated[float, Field(ge=-0.5, le=0.5)]  # of the circle of hues
+
+Degrees = Annotated[float, Field(ge=-360, le=360)]
+
+Level = Annotated[float, Field(ge=0, le=255)]  # of a colour
+
 # What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
 LIBRARIES: dict[str, dict[str, Any]] = {
     "torch.optim": {
@@ -83,6 +91,21 @@ LIBRARIES: dict[str, dict[str, Any]] = {
         "momentum": BelowOne,
         "dampening": Share,
         "alpha": Share,
+    },
+    "torchvision.transforms": {
+        "p": Share,
+        "size": Pixels | tuple[Pixels, Pixels],
+        "scale": tuple[Positive, Positive],
+        "ratio": tuple[Positive, Positive],
+        **dict.fromkeys(("brightness", "contrast", "saturation"), Strength | tuple[Strength, Strength] | None),
+        "hue": Annotated[float, Field(ge=0, le=0.5)] | tuple[Turn, Turn] | None,
+        "degrees": Degrees | tuple[Degrees, Degrees],
+        "translate": tuple[Share, Share] | None,
+        "num_ops": Few,
+        "magnitude": Annotated[int, Field(ge=0, le=1023)],
+        "num_magnitude_bins": Annotated[int, Field(ge=2, le=1024)],
+        **dict.fromkeys(("fill", "value"), Level | tuple[Level, Level, Level] | None),
+        "interpolation": Literal["nearest", "bilinear", "bicubic"],
     },
     "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
     "pytorch_metric_learning": {
@@ -142,6 +165,12 @@ def check_plain(container: Mapping[str, Any]) -> None:
             if name == "dataset":
                 _check("dataset.cache", value.get("cache", "none"), Literal["none", "disk", "memory", "device"])
                 value = {option: given for option, given in value.items() if option != "cache"}
+            if name == "transform":
+                for part, steps in ((part, value.get(part)) for part in ("train", "test")):
+                    if not isinstance(steps, Mapping) or "_target_" in steps:
+                        raise UserError(
+                            f"transform.{part}={shown(steps)} is no list of operations: see conf/transform."
+                        )
             if name == "protocol":  # trainings that are left open are all of them
                 numbers = {axis.name for axis in axes_of(value)}
                 value = {option: given for option, given in value.items() if given is not None or option not in numbers}
