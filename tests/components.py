@@ -3,14 +3,18 @@
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from dml.configuration.composition import CONF
+from dml.data.transforms import Transform, transform_of
 
 
 def components(group: str) -> list[str]:
-    """All of a group; the `gsp_` ones take their values from experiments, and are others' otherwise."""
-    found = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return [name for name in found if not name.startswith("gsp_")]
+    """All of a group, with those of its folders; the `gsp/` ones take their values from experiments, and are others'
+    otherwise."""
+    folder = CONF / group
+    found = sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    return [name for name in found if not name.startswith("gsp/")]
 
 
 def but_slow(group: str, *slow: str) -> list[Any]:
@@ -18,3 +22,12 @@ def but_slow(group: str, *slow: str) -> list[Any]:
     found = components(group)
     assert set(slow) <= set(found), f"conf/{group} has no {sorted(set(slow) - set(found))}"
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in found]
+
+
+def transform(name: str, part: str, size: int, sides: tuple[int, int] | None = None) -> Transform:
+    """A transform of conf/transform, `train` or `test`, at a crop size, with other sides."""
+    config = OmegaConf.create({"image_size": size, "transform": OmegaConf.load(CONF / "transform" / f"{name}.yaml")})
+    steps = config.transform[part]
+    if sides is not None:
+        steps.resize.sides = list(sides)
+    return transform_of(steps)

@@ -61,10 +61,9 @@ def leaves(config: Any, prefix: str = "") -> Iterator[str]:
 
 def choices() -> list[str]:
     """Of the groups whose components a training on rendered characters can have; and what every configuration has."""
-    groups = ("head", "loss", "method", "protocol", "sampler", "trainer", "transform")
+    groups = ("head", "loss", "method", "miner", "protocol", "sampler", "trainer", "transform")
     files = [file for group in groups for file in sorted((CONF / group).glob("*.yaml"))]
-    # Settings of a data set, cameras and several devices are not at hand here.
-    absent = ("gsp_c2", "gsp_ms", "gsp_triplet", "gsp_xbm", "market1501", "ddp")
+    absent = ("market1501", "ddp")  # cameras and several devices are not at hand here
     return [
         "",
         "dataset=glyphs",

@@ -20,6 +20,9 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "dml.run", *options], capture_output=True, text=True, check=False)
 
 
+V2 = "torchvision.transforms.v2"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -95,7 +98,15 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["scheduler._target_=builtins.repr", "~scheduler.factor"], "which is no scheduler of torch's"),
         (["optimizer._target_=torch.optim.lr_scheduler.ExponentialLR"], r"optimizer\.lr is no option of ExponentialLR"),
         (["method=dces", "method.K=2", "head=vlad"], "one vector a prototype"),
-        (["loss=gsp_c2"], "experiment=gsp_cub"),
+        (["loss=gsp/c2"], "experiment=gsp_cub"),
+        (["loss=arcface", "miner=semihard"], "miner=TripletMarginMiner .* loss=ArcFaceLoss takes none"),
+        (["loss=xbm", "miner=multi_similarity"], "miner=MultiSimilarityMiner .* a memory"),
+        (["transform.train.crop.size=20"], r"transform\.train makes .* \[3, 20, 20\]"),
+        ([f"+transform.test.flip._target_={V2}.RandomHorizontalFlip"], r"transform\.test is random"),
+        ([f"+transform.train.erase={{_target_: {V2}.RandomErasing, p: 2}}"], r"transform\.train\.erase\.p=2 has to be"),
+        ([f"+transform.train.tensor._target_={V2}.Erasing"], r"transform\.train\.tensor\._target_=\S+ names nothing"),
+        (["transform=strong", "transform.train.colour.hue=0.7"], r"transform\.train\.colour\.hue=0\.7 has to be"),
+        (["transform=strong", "transform.train.augment.fill=[1,2]"], r"transform\.train\.augment\.fill"),
         (["head=gem", "head.pooling.p=-1"], r"head\.pooling\.p=-1"),
         (["sampler.m=0"], r"sampler\.m=0"),
         (["sampler.batch_size=0"], r"sampler\.batch_size=0"),

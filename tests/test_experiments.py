@@ -318,7 +318,7 @@ def test_a_step_of_a_row(little: Experiment) -> None:
         (["--list"], "the following arguments are required: COMMAND"),
         (["run"], "the following arguments are required: NAME"),
         (["run", "abe/table11"], "did you mean abe/table1"),
-        (["list", "nonsense/x"], "there is no experiment 'nonsense/x'; python -m dml.experiment list shows all"),
+        (["list", "qqqq/x"], "there is no experiment 'qqqq/x'; python -m dml.experiment list shows all"),
         (["run", "abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
         (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
@@ -394,3 +394,11 @@ def test_what_is_finished_is_recorded(
     command(monkeypatch, "record", "us", "--out", str(tmp_path / "out"))
     (one,) = read_experiment("us/table1").measured
     assert (one.seed, one.metrics["test/recall@1"]) == (1, 0.25)
+
+
+def test_the_table_of_losses_and_the_readme_have_all() -> None:
+    """A new file of conf/loss is a new row."""
+    losses = [file.stem for file in sorted((CONF / "loss").glob("*.yaml"))]
+    assert [row.overrides for row in read_experiment("losses/default").rows.values()] == [[f"loss={x}"] for x in losses]
+    readme = (CONF.parent / "README.md").read_text()
+    assert [name for name in losses if f"`{name}`" not in readme] == []

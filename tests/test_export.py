@@ -93,7 +93,9 @@ def test_the_command(
     content = json.loads((folder / "model.json").read_text())
     assert (content["method"], content["dim"], content["step"]) == ("Baseline", 24, 7)
     assert content["input"]["shape"] == ["B", 3, SIZE, SIZE]
-    assert content["preprocessing"]["options"] == {"_target_": "dml.data.transforms.stretch", "size": SIZE}
+    assert content["preprocessing"]["options"] == {
+        "resize": {"_target_": "torchvision.transforms.v2.Resize", "size": [SIZE, SIZE]}
+    }
     assert content["preprocessing"]["steps"][0].startswith(f"Resize(size=[{SIZE}, {SIZE}]")
     for file in ("model.pt2", "model.onnx"):
         apart = content["parity"][file]["largest_difference"]

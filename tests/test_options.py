@@ -14,9 +14,13 @@ from dml.configuration.composition import composed as compose
 from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 
-GROUPS = ("backbone", "callbacks", "dataset", "head", "loss", "method", "optimizer", "protocol", "sampler")
+GROUPS = ("backbone", "callbacks", "dataset", "head", "loss", "method", "miner", "optimizer", "protocol", "sampler")
 GROUPS += ("scheduler", "trainer", "transform")
-CHOICES = [f"{file.parent.name}={file.stem}" for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+CHOICES = [
+    f"{group}={file.relative_to(CONF / group).with_suffix('').as_posix()}"
+    for group in GROUPS
+    for file in sorted((CONF / group).rglob("*.yaml"))
+]
 TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:0.5},triplet:0.1,xbm:1600}"]
 
 
@@ -82,8 +86,9 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         ("callbacks", "ema", "callbacks=ema is no component: choose a file of conf/callbacks."),
         ("callbacks.ema.decai", 0.9, "callbacks.ema.decai is no option of EMAWeightAveraging: did you mean decay."),
         ("callbacks.ema.decay", 1.5, "callbacks.ema.decay=1.5 has to be below 1"),
-        ("loss.miner.epsilom", 1, "loss.miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
+        ("miner.epsilom", 1, "miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
         ("method.head", 3, "method.head is not set by hand"),
+        ("loss.miner", None, "loss.miner is not set by hand"),
         ("sampler.seed", 3, "sampler.seed is not set by hand"),
         ("head.in_channels", 3, "head.in_channels is not set by hand"),
         ("head._target_", "dml.models.heads.Haed", "head._target_=dml.models.heads.Haed names nothing"),
@@ -99,14 +104,26 @@ def test_every_option_has_a_type_and_every_number_a_range(choice: str) -> None:
         ("loss.lr_factor", -1, "loss.lr_factor=-1 has to be above 0"),
         ("loss.loss.alpha", 0, "loss.loss.alpha=0 has to be above 0"),
         ("loss.loss.margin", float("nan"), "loss.loss.margin=NaN has to be a finite number"),
-        ("loss.miner.epsilon", float("nan"), "loss.miner.epsilon=NaN has to be a finite number"),
+        ("miner.epsilon", float("nan"), "miner.epsilon=NaN has to be a finite number"),
         ("protocol.every", 2.5, "protocol.every=2.5 has to be a whole number"),
         ("protocol.every", float("nan"), "protocol.every=NaN has to be a whole number"),
         ("protocol.ks", [1, 1.5], "protocol.ks=[1, 1.5] has to be ([1] of it) a whole number"),
         ("protocol.ks", [0, 1], "protocol.ks=[0, 1] has to be ([0] of it) at least 1"),
         ("protocol.batch_size", float("nan"), "protocol.batch_size=NaN has to be a whole number"),
         ("optimizer.weight_decay", -1, "optimizer.weight_decay=-1 has to be at least 0"),
-        ("transform.test.size", 0, "transform.test.size=0 has to be at least 1"),
+        ("transform.test.resize.size", [0, 1], "transform.test.resize.size=[0, 1] has to be"),
+        (
+            "transform.train.move.translate",
+            [0, 2],
+            "transform.train.move.translate=[0, 2] has to be ([1]",
+        ),
+        ("transform.train.move.angle", 3, "transform.train.move.angle is no option of RandomAffine"),
+        (
+            "transform.train.move._target_",
+            "torchvision.transforms.v2.Spin",
+            "transform.train.move._target_=torchvision",
+        ),
+        ("transform.train", None, "transform.train=null is no list of operations"),
         ("head.pooling.output_size", "abc", "head.pooling.output_size=abc has to be a whole number"),
         ("head.pooling.output_size", 2, "head.pooling.output_size=2 has to be at most 1"),
         ("trainer.gradient_clip_val", float("nan"), "trainer.gradient_clip_val=NaN has to be a finite number"),

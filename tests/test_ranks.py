@@ -27,9 +27,9 @@ from tests.conftest import TINY
 
 METHODS = components("method")
 LOSSES = ("contrastive", "margin", "proxy_anchor", "xbm")
-ALL = list(itertools.product(METHODS, LOSSES))
-# What a method has of its own between ranks, and every loss.
-SOME = [("abe", "xbm"), ("dces", "margin"), ("gsp", "contrastive"), ("deml", "proxy_anchor")]
+ALL = [*itertools.product(METHODS, LOSSES), *(("mheads", loss) for loss in components("loss") if loss not in LOSSES)]
+# What a method has of its own between ranks, and losses with every kind of state.
+SOME = [("abe", "xbm"), ("dces", "margin"), ("gsp", "contrastive"), ("deml", "proxy_anchor"), ("mheads", "arcface")]
 STEPS = 5
 
 

@@ -173,3 +173,14 @@ def test_every_configuration_can_be_rebuilt(configure: Callable[..., DictConfig]
             for part in ("backbone", "head", "method"):
                 _checked(container[part], part, tmp_path)
             _checked(container["transform"]["test"], "transform.test", tmp_path)
+
+
+def test_operations_of_a_transform_have_names_of_the_users_choice(tmp_path: Path) -> None:
+    def checked(target: str) -> None:
+        _checked({"mine": {"_target_": target}}, "transform.test", tmp_path)
+
+    checked("torchvision.transforms.v2.GaussianBlur")
+    checked("dml.data.transforms.shorter_side")
+    for target in ("os.system", "torchvision.transforms.v2.functional.crop", "dml.data.transforms.scaled"):
+        with pytest.raises(UserError, match=f"asks for {target}, which builds no network at transform"):
+            checked(target)

@@ -78,6 +78,14 @@ DATASET: dict[str, Any] = {"cache": Literal["none", "disk", "memory", "device"]}
 
 SCHEDULER: dict[str, Any] = {"unit": Literal["step", "epoch"], "warm_up": WholeNumber, "length": Count | None}
 
+Strength = Annotated[float, Field(ge=0, le=100)]  # of a change of colours; 0: none
+
+Turn = Annotated[float, Field(ge=-0.5, le=0.5)]  # of the circle of hues
+
+Degrees = Annotated[float, Field(ge=-360, le=360)]
+
+Level = Annotated[float, Field(ge=0, le=255)]  # of a colour
+
 # What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
 LIBRARIES: dict[str, dict[str, Any]] = {
     "torch.optim.lr_scheduler": {
@@ -109,16 +117,36 @@ LIBRARIES: dict[str, dict[str, Any]] = {
         "update_every_n_steps": Count,
         "update_starting_at_step": WholeNumber | None,
     },
+    "torchvision.transforms": {
+        "p": Share,
+        "size": Pixels | tuple[Pixels, Pixels],
+        "scale": tuple[Positive, Positive],
+        "ratio": tuple[Positive, Positive],
+        **dict.fromkeys(("brightness", "contrast", "saturation"), Strength | tuple[Strength, Strength] | None),
+        "hue": Annotated[float, Field(ge=0, le=0.5)] | tuple[Turn, Turn] | None,
+        "degrees": Degrees | tuple[Degrees, Degrees],
+        "translate": tuple[Share, Share] | None,
+        "num_ops": Few,
+        "magnitude": Annotated[int, Field(ge=0, le=1023)],
+        "num_magnitude_bins": Annotated[int, Field(ge=2, le=1024)],
+        **dict.fromkeys(("fill", "value"), Level | tuple[Level, Level, Level] | None),
+        "interpolation": Literal["nearest", "bilinear", "bicubic"],
+    },
     "torch.nn": {"output_size": Annotated[int, Field(ge=1, le=1)]},  # of adaptive pooling: heads take a vector
     "pytorch_metric_learning": {
-        **dict.fromkeys(("margin", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative),
-        **dict.fromkeys(("alpha", "beta", "gamma", "scale", "temperature", "softmax_scale"), Sharpness),
+        **dict.fromkeys(
+            ("margin", "m", "pos_margin", "neg_margin", "nu", "cutoff", "nonzero_loss_cutoff"), NotNegative
+        ),
+        **dict.fromkeys(("alpha", "beta", "gamma", "la", "scale", "temperature", "softmax_scale"), Sharpness),
+        **dict.fromkeys(("centers_per_class", "sub_centers"), Few),
+        "angle": Annotated[float, Field(ge=0, le=180)],
         **dict.fromkeys(("embedding_reg_weight", "weight_reg_weight"), NotNegative),
         **dict.fromkeys(("num_classes", "memory_size"), Annotated[int, Field(ge=1, le=10**7)]),
         "embedding_size": Size,
         "learn_beta": bool,
         "type_of_triplets": Literal["all", "hard", "semihard", "easy"],
         "triplets_per_anchor": Literal["all"] | Count,
+        **dict.fromkeys(("pos_strategy", "neg_strategy"), Literal["easy", "semihard", "hard", "all"]),
     },
 }
 
@@ -129,6 +157,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     # Of the length, and of the parameter groups; floors that are the same for all groups would end their proportion.
     "scheduler": ("optimizer", "last_epoch", "T_max", "total_steps", "max_lr", "eta_min", "min_lr"),
     "head": ("in_channels",),
+    "loss": ("miner",),
     "sampler": ("labels", "seed"),
 }
 
@@ -165,6 +194,12 @@ def check_plain(container: Mapping[str, Any]) -> None:
                 value = _check_own("dataset", value, DATASET)
             if name == "scheduler":
                 value = _check_own("scheduler", value, SCHEDULER)
+            if name == "transform":
+                for part, steps in ((part, value.get(part)) for part in ("train", "test")):
+                    if not isinstance(steps, Mapping) or "_target_" in steps:
+                        raise UserError(
+                            f"transform.{part}={shown(steps)} is no list of operations: see conf/transform."
+                        )
             if name == "protocol":  # trainings that are left open are all of them
                 numbers = {axis.name for axis in axes_of(value)}
                 value = {option: given for option, given in value.items() if given is not None or option not in numbers}
@@ -277,11 +312,11 @@ def _check_finite(option: str, value: Any) -> None:
 def parameters(target: str) -> dict[str, Any]:
     """What a component takes by name: its annotations, with those of the bases that `**options` are passed on to."""
     taker = resolve_name(target)
-    bases = inspect.getmro(taker) if isinstance(taker, type) else ()
-    calls: list[Callable[..., Any]] = [vars(base)["__init__"] for base in bases if "__init__" in vars(base)] or [taker]
+    bases = [base for base in inspect.getmro(taker) if "__init__" in vars(base)] if isinstance(taker, type) else []
+    calls: list[tuple[Callable[..., Any], str]] = [(vars(base)["__init__"], base.__module__) for base in bases]
     taken: dict[str, Any] = {}
-    library = next((ranges for name, ranges in LIBRARIES.items() if target.startswith(f"{name}.")), {})
-    for call in calls:
+    for call, module in calls or [(taker, target)]:
+        library = next((ranges for name, ranges in LIBRARIES.items() if f"{module}.".startswith(f"{name}.")), {})
         signature = inspect.signature(call)
         hints = _hints(call)
         for name, parameter in signature.parameters.items():

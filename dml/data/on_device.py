@@ -12,7 +12,9 @@ from torch import Tensor
 from dml.data.cache import ImageCache
 from dml.data.resampling import views
 from dml.data.room import check_room, free_memory
+from dml.data.transforms import Transform, pictures
 from dml.data.views import drawn
+from dml.errors import UserError
 
 
 class OnDevice:
@@ -43,6 +45,24 @@ class OnDevice:
     def images(self, numbers: Tensor) -> Tensor:
         """`[B,13]` on the CPU -> `[B,3,S,S]` uint8 on the device."""
         return views(self._pixels, numbers)
+
+
+def check_views(transform: Transform, size: int) -> None:
+    """Raises UserError for a transform whose pixels would not be Pillow's, tried on pictures of several shapes."""
+    for seed, picture in enumerate([*pictures(size), *pictures(size)]):
+        prepared = transform.prepared(picture)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            expected = transform.pixels(prepared)
+            torch.manual_seed(seed)
+            view = drawn(transform.moves, prepared.height, prepared.width)
+        pixels = torch.from_numpy(np.array(prepared)).view(-1, 3)
+        found = views(pixels, torch.tensor([[*view, 0, prepared.width]]))[0]
+        if not torch.equal(found, expected):
+            raise UserError(
+                "dataset.cache=device would make other pixels of the transform with the options that it has: set "
+                "dataset.cache=disk or memory."
+            )
 
 
 def check_fit(cache: ImageCache, rows: np.ndarray, device: torch.device) -> None:

@@ -1,18 +1,21 @@
 """RGB picture -> float32 `[3,S,S]` in [0,1]. Mean and deviation belong to the backbone, whose weights expect them.
 
-Each function returns a `Transform` made of torchvision's; randomness comes from torch's generator. A paper that crops
-224 from images of 256 says `sides: [256, 224]`; at another crop size S the first side scales along.
+A transform is a list of torchvision's operations, by name, in a file of `conf/transform`; randomness comes from torch's
+generator. A paper that crops 224 from images of 256 says `sides: [256, 224]`; at another crop size S the first side
+scales along.
 """
 
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from dml.configuration.ranges import Pixels
+from dml.configuration.components import instantiate
+from dml.configuration.ranges import Count, Pixels, Positive
 from dml.errors import UserError
 
 # ImageNet's mean colour: 0 after the mean is subtracted, so padding says nothing to the network.
@@ -22,14 +25,18 @@ MEAN_COLOUR = (124, 116, 104)
 class Transform:
     """What is done to an image: first, the same each time, to the picture; then, perhaps at random, to the end.
 
+    Args:
+        steps: torchvision's transforms, in their order.
+
     Attributes:
         first: picture -> picture, of which a cache may keep the result (see `dml.data.cache`); None: nothing.
-        moves: torchvision's transforms of what `first` gives, in their order; `dml.data.views` reads them too.
+        moves: those after it; `dml.data.views` reads them too.
     """
 
-    def __init__(self, first: Any, *moves: Any) -> None:
-        self.first, self.moves = first, moves
-        self._then = v2.Compose([*moves, v2.ToImage(), v2.ToPureTensor()])
+    def __init__(self, *steps: Any) -> None:
+        begins = bool(steps) and isinstance(steps[0], v2.Resize | PadSquare)
+        self.first, self.moves = steps[0] if begins else None, steps[int(begins) :]
+        self._then = v2.Compose([*self.moves, v2.ToImage(), v2.ToPureTensor()])
 
     def __call__(self, image: Image.Image) -> Tensor:
         return scaled(self.pixels(self.prepared(image)))
@@ -66,65 +73,28 @@ class PadSquare:
         return f"PadSquare({self.side}, {MEAN_COLOUR})"
 
 
-def stretch(size: Pixels) -> Transform:
-    """Test: the whole image resized to a square, whatever its shape."""
-    return Transform(v2.Resize((size, size)))
+# Operations whose numbers follow from the size of the crop. All others of a transform are torchvision's own.
 
 
-def jitter(size: Pixels) -> Transform:
-    """Train, for characters: as `stretch`, then turned, moved and scaled a little. No flip: it makes other characters.
-
-    What moves in from outside continues the edge pixels; a constant would be a frame that tells the augmentation.
-    """
-    move = v2.RandomAffine(degrees=10, translate=(0.06, 0.06), scale=(0.85, 1.15), interpolation=_BILINEAR)
-    return Transform(v2.Resize((size, size)), v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size))
+def shorter_side(size: Pixels, sides: tuple[Pixels, Pixels]) -> v2.Resize:
+    """The shorter side to S * sides[0] / sides[1]."""
+    return v2.Resize(_before(size, sides))
 
 
-def centre_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
-    """Test: shorter side to S * sides[0] / sides[1], then the middle S x S."""
-    return Transform(v2.Resize(_before(size, sides)), v2.CenterCrop(size))
+def pad_square(size: Pixels, sides: tuple[Pixels, Pixels]) -> PadSquare:
+    """The longer side to S * sides[0] / sides[1], padded to a square with ImageNet's mean colour: 0 for the network."""
+    return PadSquare(_before(size, sides))
 
 
-def shorter_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
-    """Train, DCES sec. 5: shorter side to S * sides[0] / sides[1], a random S x S of it, flip."""
-    return Transform(v2.Resize(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
+def random_side(size: Pixels, scale: tuple[Positive, Positive]) -> v2.RandomResize:
+    """The shorter side to a random length between S times two numbers."""
+    low, high = (round(one * size) for one in scale)
+    return v2.RandomResize(low, high + 1)  # the upper end is exclusive
 
 
-def pad_centre_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
-    """Test, ABE sec. 4: as `pad_crop`, with the middle S x S."""
-    return Transform(PadSquare(_before(size, sides)), v2.CenterCrop(size))
-
-
-def pad_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
-    """Train, ABE sec. 4: longer side to S * sides[0] / sides[1], padded to a square, a random S x S of it, flip.
-
-    The padding has ImageNet's mean colour, hence is 0 where the network sees it.
-    """
-    return Transform(PadSquare(_before(size, sides)), v2.RandomCrop(size), v2.RandomHorizontalFlip())
-
-
-def resized_crop(size: Pixels, sides: tuple[Pixels, Pixels]) -> Transform:
-    """Train, GSP supplement, after Musgrave et al. 2020 (MLRC): shorter side to S * sides[0] / sides[1], a random crop
-    of 16 to 100 % of the area and aspect 3/4 to 4/3, resized to S x S, flip.
-
-    The papers write "a crop between 40 and 256"; MLRC's configuration has `scale: 0.16 1` (40/256 = 0.16), which
-    torchvision takes as a share of the area.
-    """
-    crop = v2.RandomResizedCrop(size, scale=(0.16, 1.0), ratio=(3 / 4, 4 / 3))
-    return Transform(v2.Resize(_before(size, sides)), crop, v2.RandomHorizontalFlip())
-
-
-def multires_crop(size: Pixels) -> Transform:
-    """Train, DIABLO sec. 3.5: shorter side to a random 0.8 S to 1.8 S, a random S x S of it, flip.
-
-    Where the resized image is smaller than the crop, it is padded with ImageNet's mean colour.
-    """
-    resize = v2.RandomResize(round(0.8 * size), round(1.8 * size) + 1)  # the upper end is exclusive
-    crop = v2.RandomCrop(size, pad_if_needed=True, fill=list(MEAN_COLOUR))
-    return Transform(None, resize, crop, v2.RandomHorizontalFlip())
-
-
-_BILINEAR = v2.InterpolationMode.BILINEAR
+def continue_edges(size: Pixels, parts: Count) -> v2.Pad:
+    """The pixels at the edges, continued by one of so many parts of S: what is moved in later makes no frame."""
+    return v2.Pad(size // parts, padding_mode="edge")
 
 
 def _before(size: Pixels, sides: tuple[Pixels, Pixels]) -> int:
@@ -134,3 +104,50 @@ def _before(size: Pixels, sides: tuple[Pixels, Pixels]) -> int:
             f"transform sides={list(sides)}: a crop of the second is cut from images of the first; give two."
         )
     return round(size * sides[0] / sides[1])
+
+
+def transform_of(steps: DictConfig) -> Transform:
+    """What a part of `conf/transform` describes: operations by names of their own, in their order; null leaves one out.
+
+    Raises:
+        UserError: no such operations, or what one says of its options.
+    """
+    if not isinstance(steps, DictConfig) or "_target_" in steps:
+        raise UserError("transform.train and transform.test are operations, each under a name: see conf/transform.")
+    return Transform(*(instantiate(step, _convert_="all") for step in steps.values() if step is not None))
+
+
+def pictures(size: int) -> list[Image.Image]:
+    """Nobody's, of several shapes, to try a transform on that makes squares of a size."""
+    shapes = (2 * size, size + 7), (size // 2 + 1, size), (40, 30), (3 * size, 20)
+    return [Image.effect_noise(shape, 64).convert("RGB") for shape in shapes]
+
+
+def check_transform(transform: Transform, size: int, option: str, draws: bool = True) -> None:
+    """Carries a transform out on some pictures.
+
+    Args:
+        size: S, of the images that the network is given.
+        option: where it stands in the configuration.
+        draws: whether it may take from the random generator.
+
+    Raises:
+        UserError: it fails, makes anything else than `[3,S,S]` uint8, or draws where it must not.
+    """
+    for picture in pictures(size):
+        of = f"a picture of {picture.width}x{picture.height}"
+        with torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
+            try:
+                made = transform.pixels(transform.prepared(picture))
+            except Exception as error:  # whatever torchvision's operations say
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                raise UserError(f"{option} cannot be carried out on {of}: {reason}") from error
+            drawn = not torch.equal(before, torch.get_rng_state())
+        if (made.dtype, made.shape) != (torch.uint8, (3, size, size)):
+            raise UserError(
+                f"{option} makes {made.dtype} of shape {list(made.shape)} of {of}, not uint8 of [3, {size}, {size}]: "
+                "crop or resize to image_size, and leave floats and normalising to the network."
+            )
+        if drawn and not draws:
+            raise UserError(f"{option} is random, and an evaluation has to see the same each time: leave that out.")

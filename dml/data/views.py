@@ -59,12 +59,6 @@ def drawn(moves: Sequence[Any], height: int, width: int) -> View:
     return view
 
 
-def check_views(moves: Sequence[Any]) -> None:
-    """Raises UserError where `drawn` would, whatever the pictures."""
-    for move in moves:
-        _reader(move)
-
-
 def _crop(move: Any, view: View) -> View:
     params = _params(move, view.high, view.wide)
     left, top, _, _ = params["padding"]
@@ -79,14 +73,14 @@ def _centre_crop(move: Any, view: View) -> View:
 
 
 def _resized_crop(move: Any, view: View) -> View:
-    assert view.untouched
+    _check_untouched(move, view)
     box = _params(move, view.high, view.wide)
     high, wide = move.size
     return View(box["top"], box["left"], box["height"], box["width"], high, wide, 0, 0, high, wide, 0)
 
 
 def _resize(move: Any, view: View) -> View:
-    assert view.untouched
+    _check_untouched(move, view)
     (shorter,) = _params(move, view.high, view.wide)["size"]
     longer = int(shorter * max(view.high, view.wide) / min(view.high, view.wide))
     high, wide = (shorter, longer) if view.high <= view.wide else (longer, shorter)
@@ -110,11 +104,22 @@ def _reader(move: Any) -> Callable[[Any, View], View]:
     reader = _READERS.get(type(move))
     bilinear = v2.InterpolationMode.BILINEAR  # kept as the mode or as its name
     if reader is None or getattr(move, "interpolation", bilinear) not in (bilinear, bilinear.value):
-        raise UserError(
-            f"dataset.cache=device cannot do {type(move).__name__} of the transform on batches: set dataset.cache=disk "
-            "or memory, or choose another transform, such as transform=resized_crop."
-        )
+        raise refused(move)
     return reader
+
+
+def refused(move: Any) -> UserError:
+    """The sentence on what no view is, or not in its place."""
+    return UserError(
+        f"dataset.cache=device cannot do {type(move).__name__} of the transform on batches: set dataset.cache=disk "
+        "or memory, or choose another transform, such as transform=resized_crop."
+    )
+
+
+def _check_untouched(move: Any, view: View) -> None:
+    """Raises UserError for a second resize, and for one of what was cropped."""
+    if not view.untouched:
+        raise refused(move)
 
 
 def _params(move: Any, height: int, width: int) -> dict[str, Any]:

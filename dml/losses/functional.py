@@ -121,6 +121,62 @@ def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
 
 
+def instance(embeddings: Tensor, labels: Tensor, gamma: float = 64.0) -> Tensor:
+    """Instance loss within a batch (Zheng et al. 2020): which class each image is of, by one image of each class.
+
+    The first image of each class in the batch is the class; the softmax over these of `gamma` times the cosine
+    similarities should find that of each other image. The mean over these others; zero where there are none.
+
+    pytorch-metric-learning's InstanceLoss takes the rank of a label for the place of its image in the batch, which is
+    meant for batches of one image a class.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+
+    Returns:
+        Scalar.
+    """
+    same = labels[:, None] == labels[None, :]
+    later = same.tril(-1).any(1)
+    logits = (gamma * embeddings @ embeddings.mT).masked_fill(later, -torch.inf)
+    wrong = F.cross_entropy(logits, same.to(torch.uint8).argmax(1), reduction="none")
+    return _masked_mean(wrong, later)
+
+
+def ranked_list(
+    embeddings: Tensor,
+    labels: Tensor,
+    alpha: float = 1.2,
+    margin: float = 0.4,
+    temperatures: tuple[float, float] = (0.0, 10.0),
+    imbalance: float = 0.5,
+) -> Tensor:
+    """Ranked list loss (Wang et al. 2019, eq. 3 to 10), with Euclidean distances D.
+
+    `1/N sum_i (1 - imbalance) mean_pos [D - (alpha - margin)]_+ + imbalance mean_neg [alpha - D]_+`, the means of an
+    image over its pairs that violate the bound, weighted by `exp(temperature * violation)`; zero where there are none.
+
+    pytorch-metric-learning's is the same but for 1e-5 in its denominators, and warns of the paper's temperature.
+
+    Args:
+        embeddings: `[N,d]`, rows of unit norm.
+        labels: `[N]`.
+        temperatures: of positive and of negative pairs.
+
+    Returns:
+        Scalar.
+    """
+    distances = squared_distances(embeddings, embeddings).clamp(min=1e-12).sqrt()
+    bounds = F.relu(distances - (alpha - margin)), F.relu(alpha - distances)
+    means = []
+    for pairs, over, temperature in zip(all_pairs(labels), bounds, temperatures, strict=True):
+        violation = torch.where(pairs, over, 0)
+        weights = (temperature * violation).masked_fill(violation == 0, -1e30).softmax(1)
+        means.append((weights * violation).sum(1))
+    return ((1 - imbalance) * means[0] + imbalance * means[1]).mean()
+
+
 def multi_similarity_pairs(embeddings: Tensor, labels: Tensor, epsilon: float = 0.1) -> tuple[Tensor, Tensor]:
     """The pairs that multi-similarity mines (Wang et al. 2019, eq. 11 and 12).
 

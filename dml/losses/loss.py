@@ -4,12 +4,24 @@ import inspect
 from typing import Any
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
+from pytorch_metric_learning.losses import (
+    CrossBatchMemory,
+    InstanceLoss,
+    P2SGradLoss,
+    PNPLoss,
+    RankedListLoss,
+    VICRegLoss,
+)
+from pytorch_metric_learning.losses.mixins import WeightMixin
+from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs
 from torch import Tensor, nn
 
 from dml.configuration.components import Waits
 from dml.configuration.ranges import Positive, WholeNumber
 from dml.errors import UserError
+
+# Of pytorch-metric-learning: those on vectors of the classes, and those that refuse pairs in their first step.
+WITHOUT_PAIRS = (WeightMixin, InstanceLoss, P2SGradLoss, PNPLoss, RankedListLoss, VICRegLoss)
 
 
 class Loss(nn.Module, Waits):
@@ -18,14 +30,16 @@ class Loss(nn.Module, Waits):
     Args:
         loss: from pytorch-metric-learning, or any module of the same call form.
         miner: chooses the pairs or triplets that the loss sees: from pytorch-metric-learning, or any module of the same
-            call form. It draws from torch's global generator, which is seeded by the step.
+            call form; one with `masks = True` gives positive and negative pairs as `[N,N]` bool. Whatever it gives
+            comes to the loss in the form that it takes. With a cross-batch memory it mines there. It draws from torch's
+            global generator, which is seeded by the step.
         lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
         memory_from: of a cross-batch memory: batches before it is used (GSP section 1.6.7: 1,000); until then its
             loss sees the batch alone, without the memory's miner.
 
     Raises:
-        UserError: `memory_from` without a memory, or no whole number; a miner that gives masks of pairs to a loss that
-            takes lists of them, or the other way round.
+        UserError: `memory_from` without a memory, or no whole number; a miner for a loss that takes no pairs, or one
+            that cannot mine in a memory.
     """
 
     def __init__(
@@ -34,11 +48,10 @@ class Loss(nn.Module, Waits):
         super().__init__()
         if memory_from and not isinstance(loss, CrossBatchMemory):
             raise UserError(f"loss.memory_from={memory_from} is for a loss with a memory: choose loss=xbm.")
-        if miner is not None and getattr(miner, "masks", False) != getattr(loss, "masks", False):
-            raise UserError(
-                f"loss.miner={type(miner).__name__} chooses pairs in another form than loss.loss={type(loss).__name__} "
-                "takes: MultiSimilarity and MultiSimilarityMiner of dml.losses go together, and all others."
-            )
+        if miner is not None:
+            _check_miner(loss, miner)
+        if miner is not None and isinstance(loss, CrossBatchMemory):
+            loss.miner, miner = miner, None
         self.loss = loss
         self.miner = miner
         self.lr_factor = lr_factor
@@ -77,9 +90,23 @@ class Loss(nn.Module, Waits):
             )
         wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
-            mined = () if self.miner is None else (self.miner(embeddings, labels),)
+            mined = () if self.miner is None else (self._mined(self.miner, embeddings, labels),)
             value: Tensor | dict[str, Tensor] = loss(embeddings, labels, *mined, **wanted)
         return value
+
+    def _mined(self, miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """What the miner chooses, in the form that the loss takes: masks, or indices of pairs or triplets."""
+        mined: tuple[Tensor, ...] = miner(embeddings, labels)
+        gives, takes = (getattr(one, "masks", False) for one in (miner, self.loss))
+        if gives and not takes:
+            return tuple(index for mask in mined for index in mask.nonzero().unbind(1))
+        if takes and not gives:
+            anchors, positives, others, negatives = convert_to_pairs(mined, labels)
+            masks = labels.new_zeros(2, len(labels), len(labels), dtype=torch.bool)
+            masks[0, anchors, positives] = True
+            masks[1, others, negatives] = True
+            return tuple(masks)
+        return mined
 
     def waits(self) -> dict[str, int]:
         return {f"loss.memory_from={self.memory_from}": self.memory_from}
@@ -96,3 +123,20 @@ class Loss(nn.Module, Waits):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self if name == "batches" else self.loss, name, value)
+
+
+def _check_miner(loss: nn.Module, miner: nn.Module) -> None:
+    """Raises UserError for a miner that a loss has no use for."""
+    name, mines = type(loss).__name__, type(miner).__name__
+    takes = inspect.signature(loss.forward).parameters.keys()
+    if isinstance(loss, CrossBatchMemory):
+        if "ref_emb" not in inspect.signature(miner.forward).parameters:
+            raise UserError(
+                f"miner={mines} chooses pairs within a batch, but loss={name} compares it with a memory: choose "
+                "miner=none, or one of pytorch-metric-learning, such as miner=pair_margin."
+            )
+    elif isinstance(loss, WITHOUT_PAIRS) or not {"pairs", "indices_tuple"} & takes:
+        raise UserError(
+            f"miner={mines} chooses pairs or triplets, but loss={name} takes none: choose miner=none, or a loss of "
+            "pairs or triplets, such as loss=contrastive."
+        )

@@ -1,11 +1,15 @@
 """The modules around `dml.losses.functional` that take a learner's `embeddings [N,d], labels [N]`."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from pytorch_metric_learning.losses import TupletMarginLoss
 from torch import Tensor, nn
 
-from dml.configuration.ranges import Number, Positive, Sharpness
+from dml.configuration.ranges import NotNegative, Number, Positive, Share, Sharpness
 from dml.losses import functional
+
+Temperature = Annotated[float, Field(ge=0, le=1e4)]
 
 
 class SquaredContrastive(nn.Module):
@@ -55,6 +59,35 @@ class BinomialDeviance(nn.Module):
         return functional.binomial_deviance(embeddings, labels, self.alpha, self.beta, self.gamma)
 
 
+class Instance(nn.Module):
+    """`functional.instance`."""
+
+    def __init__(self, gamma: Sharpness = 64.0) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return functional.instance(embeddings, labels, self.gamma)
+
+
+class RankedList(nn.Module):
+    """`functional.ranked_list`."""
+
+    def __init__(
+        self,
+        alpha: Positive = 1.2,
+        margin: NotNegative = 0.4,
+        temperatures: tuple[Temperature, Temperature] = (0.0, 10.0),
+        imbalance: Share = 0.5,
+    ) -> None:
+        super().__init__()
+        self.alpha, self.margin, self.imbalance = alpha, margin, imbalance
+        self.temperatures = temperatures
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return functional.ranked_list(embeddings, labels, self.alpha, self.margin, self.temperatures, self.imbalance)
+
+
 class MultiSimilarity(nn.Module):
     """`functional.multi_similarity` of the pairs that its miner leaves, or of all.
 
@@ -74,3 +107,12 @@ class MultiSimilarity(nn.Module):
         """`pairs`: positive and negative ones, `[N,N]` bool each."""
         positive, negative = functional.all_pairs(labels) if pairs is None else pairs
         return functional.multi_similarity(embeddings, positive, negative, self.alpha, self.beta, self.base)
+
+
+class TupletMargin(TupletMarginLoss):
+    """The library's, of coinciding images too, whose cosine may come out above 1: there its arc cosine is NaN."""
+
+    def _compute_loss(self, pos_pairs: Any, neg_pairs: Any, indices_tuple: Any) -> Any:
+        if isinstance(pos_pairs, Tensor):  # an empty list where there are none
+            pos_pairs = pos_pairs.clamp(-1, 1)  # which has no gradient at its ends
+        return super()._compute_loss(pos_pairs, neg_pairs, indices_tuple)

@@ -13,10 +13,10 @@ from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.dataset import open_dataset
+from dml.data.on_device import check_views
 from dml.data.records import Records, renumbered
 from dml.data.room import check_room
-from dml.data.transforms import Transform
-from dml.data.views import check_views
+from dml.data.transforms import Transform, check_transform, transform_of
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
@@ -78,7 +78,7 @@ def _check_sizes(config: DictConfig) -> None:
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
-    train, test = instantiate(config.transform.train), instantiate(config.transform.test)
+    train, test = transforms(config)
     train_cache, test_cache = _caches(config, records, train, test)
     train_labels = renumbered(records.labels[split.train])[1]
     return DataModule(
@@ -98,6 +98,14 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
     )
 
 
+def transforms(config: DictConfig) -> tuple[Transform, Transform]:
+    """For training and evaluation. Raises UserError for what cannot be carried out."""
+    train, test = transform_of(config.transform.train), transform_of(config.transform.test)
+    check_transform(train, config.image_size, "transform.train")
+    check_transform(test, config.image_size, "transform.test", draws=False)
+    return train, test
+
+
 def _caches(
     config: DictConfig, records: Records, train: Transform, test: Transform
 ) -> tuple[ImageCache | None, ImageCache | None]:
@@ -105,7 +113,8 @@ def _caches(
     if config.dataset.cache == "none":
         return None, None
     if config.dataset.cache == "device":
-        check_views([*train.moves, *test.moves])
+        for transform in (train, test):
+            check_views(transform, config.image_size)
     said = {name: value for name, value in config.dataset.items() if name != "cache"}
     settings = OmegaConf.to_yaml(OmegaConf.create(said))
     everything = np.arange(len(records))
@@ -139,7 +148,7 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
 
     def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
-        return instantiate(config.loss)
+        return instantiate(config.loss, miner=instantiate(config.miner) if config.get("miner") else None)
 
     method: Method = instantiate(
         config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim

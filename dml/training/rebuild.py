@@ -15,20 +15,23 @@ import yaml
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import instantiate
 from dml.configuration.composition import CONF
-from dml.data.transforms import Transform
+from dml.data.transforms import Transform, transform_of
 from dml.errors import UserError
 from dml.files import load_checkpoint
 from dml.losses import Loss
 from dml.methods.base import Method
 from dml.training.build import build_method
 
-# What may stand where, beside what conf/ has there: a base class, and the packages that it may come from.
-OPEN = r"(torch\.nn|dml\.models\.poolings)\.[\w.]+"  # names that are looked up at all
+# What may stand where, beside what conf/ has there: names that are looked up at all, and for each place a base class
+# and the packages that it may come from.
+OPEN = r"(torch\.nn|torchvision\.transforms\.v2|dml\.models\.poolings)\.[\w.]+"
+
+TEST = "transform.test"  # whose operations have names of the user's choice
 
 KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "head.pooling": (torch.nn.Module, ("torch.nn.modules.", "dml.models.poolings.")),
+    TEST: (torch.nn.Module, ("torchvision.transforms.v2.",)),
 }
 
 FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # at any depth; the weights lie in the checkpoint
@@ -60,8 +63,8 @@ def rebuild(path: Path) -> Rebuilt:
     checkpoint = load_checkpoint(path)
     said = checkpoint["config"]
     parts = {name: _checked(said[name], name, path) for name in ("backbone", "head", "method")}
-    transform = _checked(_part(said, "transform", "test"), "transform.test", path)
-    if transform is None:
+    transform = _checked(_part(said, "transform", "test"), TEST, path)
+    if not isinstance(transform, dict):
         raise UserError(f"{path} says nothing of the transform of test images: it is not loaded.")
     rest = {name: _checked(said.get(name), name, path) for name in ("image_size", "runtime")}
     config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "loss": {}})
@@ -70,7 +73,7 @@ def rebuild(path: Path) -> Rebuilt:
         network = {name: value for name, value in checkpoint["state_dict"].items() if not name.startswith("losses.")}
         kept = {name: value for name, value in method.state_dict().items() if name.startswith("losses.")}
         method.load_state_dict(network | kept)
-        image_to_tensor = instantiate(config.transform.test)
+        image_to_tensor = transform_of(config.transform.test)
     except UserError as error:
         raise UserError(f"{path} cannot be rebuilt: {error}") from error
     except Exception as error:  # whatever a network makes of options that no run has
@@ -113,7 +116,7 @@ def _checked(node: Any, at: str, path: Path) -> Any:
 
 def _check_target(target: Any, at: str, path: Path) -> None:
     """Raises UserError for what conf/ does not have at this place, and what is not of the kind that belongs there."""
-    if isinstance(target, str) and target in _named().get(at, ()):
+    if isinstance(target, str) and target in _named().get(TEST if at.startswith(f"{TEST}.") else at, ()):
         return
     base, packages = next((kind for place, kind in KINDS.items() if f"{at}.".startswith(f"{place}.")), (None, ()))
     if base is not None and isinstance(target, str) and re.fullmatch(OPEN, target):
@@ -135,7 +138,7 @@ def _named() -> dict[str, frozenset[str]]:
     def walk(node: Any, at: str) -> None:
         if isinstance(node, dict):
             if "_target_" in node:
-                found.setdefault(at, set()).add(node["_target_"])
+                found.setdefault(TEST if at.startswith(f"{TEST}.") else at, set()).add(node["_target_"])
             for name, part in node.items():
                 walk(part, f"{at}.{name}")
 

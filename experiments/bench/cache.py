@@ -26,17 +26,18 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from dml.bench.images import drawn
+from dml.configuration.composition import composed
 from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.images import quiet
 from dml.data.records import Records
-from dml.data.transforms import scaled, shorter_crop
+from dml.data.transforms import scaled, transform_of
 
 SIZE, SIDES = 224, (256, 224)
 
 
 def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callable[[int], torch.Tensor]]:
-    transform = shorter_crop(SIZE, SIDES)
+    transform = transform_of(composed("transform=shorter_crop", f"image_size={SIZE}").transform.train)
     rows = np.linspace(0, len(records) - 1, count).astype(int)
     started = time.perf_counter()
     cache = build_cache(records, rows, transform, "", cache_dir)

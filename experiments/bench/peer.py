@@ -112,7 +112,7 @@ def trained(network: Network, images: Images, config: DictConfig, lr: float, fac
     optimizer = torch.optim.AdamW(groups, weight_decay=config.optimizer.weight_decay)
     said = config.loss.loss
     loss = MultiSimilarityLoss(alpha=said.alpha, beta=said.beta, base=said.base)
-    miner = MultiSimilarityMiner(epsilon=config.loss.miner.epsilon)
+    miner = MultiSimilarityMiner(epsilon=config.miner.epsilon)
     batch = config.sampler.batch_size
     sampler = MPerClassSampler(images.labels, config.sampler.m, batch, length_before_new_iter=steps * batch)
     start = time.perf_counter()

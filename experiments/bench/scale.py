@@ -91,7 +91,7 @@ def measured(images: int, order: str) -> dict[str, float]:
         batches = rule.batches(0)
         assert len({len(next(batches)) for _ in range(10)}) == 1
     done("sampler")
-    transform = Black(None)
+    transform = Black()
     rows = (split.train, split.query, split.gallery)
     data = DataModule(records, *rows, sampler, transform, transform, seed=0, num_workers=0, eval_batch_size=128)
     stream = iter(data.train_dataloader())

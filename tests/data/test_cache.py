@@ -14,22 +14,28 @@ import torch
 from omegaconf import DictConfig
 from PIL import Image
 
-from dml.data import transforms as T
 from dml.data.cache import build_cache
 from dml.data.folder import folder
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
+from dml.data.transforms import Transform
 from dml.errors import UserError
 from dml.training.build import build as build_run
+from tests.components import transform as configured
 
 TRANSFORMS = {
-    "stretch": T.stretch(16),
-    "jitter": T.jitter(16),
-    "centre_crop": T.centre_crop(16, sides=(20, 16)),
-    "pad_centre_crop": T.pad_centre_crop(16, sides=(20, 16)),
-    "resized_crop": T.resized_crop(16, sides=(20, 16)),
-    "multires_crop": T.multires_crop(16),
+    "stretch": configured("plain", "test", 16),
+    "jitter": configured("plain", "train", 16),
+    "centre_crop": configured("shorter_crop", "test", 16, (20, 16)),
+    "pad_centre_crop": configured("pad_crop", "test", 16, (20, 16)),
+    "resized_crop": configured("resized_crop", "train", 16, (20, 16)),
+    "multires_crop": configured("multires_crop", "train", 16),
+    "strong": configured("strong", "train", 16, (20, 16)),
 }
+
+
+def stretch(size: int) -> Transform:
+    return configured("plain", "test", size)
 
 
 def photographs(root: Path, classes: int = 4, images: int = 6, side: int = 40) -> Path:
@@ -47,7 +53,7 @@ def records(tmp_path: Path) -> Records:
     return folder(str(photographs(tmp_path / "photographs")))
 
 
-def seeded(transform: T.Transform, picture: Image.Image) -> torch.Tensor:
+def seeded(transform: Transform, picture: Image.Image) -> torch.Tensor:
     torch.manual_seed(0)
     return transform.pixels(picture)
 
@@ -64,7 +70,7 @@ def test_the_same_bits(records: Records, tmp_path: Path, name: str) -> None:
 
 
 def test_a_second_start_opens_nothing(records: Records, tmp_path: Path) -> None:
-    rows, transform = np.arange(24), T.stretch(16)
+    rows, transform = np.arange(24), stretch(16)
     first = build_cache(records, rows, transform, "", tmp_path / "cache")
     closed = Records(**{**records.__dict__, "open_image": lambda row: 1 / 0})
     second = build_cache(closed, rows, transform, "", tmp_path / "cache")
@@ -74,7 +80,7 @@ def test_a_second_start_opens_nothing(records: Records, tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["settings", "transform", "rows", "a file"])
 def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, change: str) -> None:
     cache_dir = tmp_path / "cache"
-    build_cache(records, np.arange(24), T.stretch(16), "crop: none", cache_dir)
+    build_cache(records, np.arange(24), stretch(16), "crop: none", cache_dir)
     if change == "a file":
         path = Path(records.paths[5])
         Image.new("RGB", (40, 40), (9, 9, 9)).save(path)
@@ -83,7 +89,7 @@ def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, cha
     again = build_cache(
         records,
         np.arange(23 if change == "rows" else 24),
-        T.stretch(17 if change == "transform" else 16),
+        stretch(17 if change == "transform" else 16),
         "crop: box" if change == "settings" else "crop: none",
         cache_dir,
     )
@@ -95,7 +101,7 @@ def test_other_pictures_have_another_cache(records: Records, tmp_path: Path, cha
 def test_what_is_left_half_is_finished(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a torn entry in the journal and pixels that no entry names."""
     monkeypatch.setattr("dml.data.cache.CHUNK", 5)
-    rows, transform, opened = np.arange(24), T.stretch(16), []
+    rows, transform, opened = np.arange(24), stretch(16), []
 
     def stops(row: int) -> Image.Image:
         opened.append(row)
@@ -133,9 +139,7 @@ def fill_slowly(root: Path, cache_dir: Path, log: Path) -> None:
             file.write(f"{row}\n")
         return records.open_image(row)
 
-    found = build_cache(
-        Records(**{**records.__dict__, "open_image": slow}), np.arange(24), T.stretch(16), "", cache_dir
-    )
+    found = build_cache(Records(**{**records.__dict__, "open_image": slow}), np.arange(24), stretch(16), "", cache_dir)
     log.with_suffix(".sum").write_text(str(sum(int(np.asarray(found.image(row)).sum()) for row in range(24))))
 
 
@@ -164,7 +168,7 @@ def test_two_processes_at_once_and_one_killed(
     for process in both:
         process.join(60)
         assert process.exitcode == 0
-    expected = sum(int(np.asarray(T.stretch(16).prepared(records.image(row))).sum()) for row in range(24))
+    expected = sum(int(np.asarray(stretch(16).prepared(records.image(row))).sum()) for row in range(24))
     assert [(tmp_path / f"log{i}.sum").read_text() for i in range(2)] == [str(expected)] * 2
     opened = [path.read_text().split() for i in range(2) if (path := tmp_path / f"log{i}").exists()]
     assert len(opened) == 1  # the other one opened no image
@@ -174,7 +178,7 @@ def test_two_processes_at_once_and_one_killed(
 @pytest.mark.parametrize("tail", [bytes(48), b"torn"])
 def test_a_journal_with_a_wrong_end(records: Records, tmp_path: Path, tail: bytes) -> None:
     """As a power cut leaves it."""
-    rows, transform = np.arange(24), T.stretch(16)
+    rows, transform = np.arange(24), stretch(16)
     build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     places = np.load(cache / "places.npy")
@@ -188,18 +192,18 @@ def test_a_journal_with_a_wrong_end(records: Records, tmp_path: Path, tail: byte
 def test_a_file_that_cannot_be_read(records: Records, tmp_path: Path) -> None:
     Path(records.paths[7]).write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"the image .*1/1\.jpg cannot be read"):
-        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path / "cache")
+        build_cache(records, np.arange(24), stretch(16), "", tmp_path / "cache")
 
 
 def test_images_without_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"need no cache: set dataset\.cache=none"):
-        build_cache(glyphs(classes=4, images_per_class=2), np.arange(8), T.stretch(16), "", tmp_path)
+        build_cache(glyphs(classes=4, images_per_class=2), np.arange(8), stretch(16), "", tmp_path)
 
 
 def test_no_folder_for_it(records: Records, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be written or read \(Not a directory\): .*paths\.cache_dir"):
-        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path / "file" / "cache")
+        build_cache(records, np.arange(24), stretch(16), "", tmp_path / "file" / "cache")
 
 
 NOT_AN_ARRAY = b"PK\3\4 no zip"
@@ -220,7 +224,7 @@ NOT_AN_ARRAY = b"PK\3\4 no zip"
 def test_a_damaged_one_is_made_again(
     records: Records, tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
-    rows, transform = np.arange(24), T.stretch(16)
+    rows, transform = np.arange(24), stretch(16)
     mapped = build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     whole = (cache / name).read_bytes()
@@ -237,7 +241,7 @@ def test_a_damaged_one_is_made_again(
 def test_one_that_may_not_be_read_is_left_alone(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), stretch(16), "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
 
     def forbidden(*_: object, **__: object) -> None:
@@ -245,14 +249,14 @@ def test_one_that_may_not_be_read_is_left_alone(
 
     monkeypatch.setattr("dml.data.cache.np.memmap", forbidden)
     with pytest.raises(UserError, match=r"cannot be written or read \(Permission denied\)"):
-        build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
+        build_cache(records, np.arange(24), stretch(16), "", tmp_path)
     assert (cache / "pixels").exists()
 
 
 @pytest.mark.parametrize("lost", ["all", "half"])
 def test_a_journal_of_lost_pixels(records: Records, tmp_path: Path, lost: str) -> None:
     """They are decoded again, rather than black."""
-    rows, transform = np.arange(24), T.stretch(16)
+    rows, transform = np.arange(24), stretch(16)
     build_cache(records, rows, transform, "", tmp_path)
     (cache,) = tmp_path.glob("images-*")
     (cache / "journal").write_bytes(np.sort(np.load(cache / "places.npy"), order="offset").tobytes())
@@ -267,9 +271,9 @@ def test_a_journal_of_lost_pixels(records: Records, tmp_path: Path, lost: str) -
 
 
 def test_other_decoding_has_another_cache(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), stretch(16), "", tmp_path)
     monkeypatch.setattr("dml.data.cache.VERSION", 99)
-    build_cache(records, np.arange(24), T.stretch(16), "", tmp_path)
+    build_cache(records, np.arange(24), stretch(16), "", tmp_path)
     assert len(list(tmp_path.glob("images-*"))) == 2
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from dml.configuration.composition import CONF
 from dml.data.dataset import open_dataset
 from dml.data.glyphs import glyphs
+from dml.training.build import transforms
 from tests.components import components
 
 Configure = Callable[..., DictConfig]
@@ -21,9 +22,8 @@ Configure = Callable[..., DictConfig]
 
 @pytest.mark.parametrize("name", components("transform"))
 def test_every_transform(configure: Configure, name: str) -> None:
-    config = configure("dataset=glyphs", f"transform={name}", "image_size=28")
     image = Image.new("RGB", (50, 40), (255, 255, 255))
-    for transform in (instantiate(config.transform.train), instantiate(config.transform.test)):
+    for transform in transforms(configure("dataset=glyphs", f"transform={name}", "image_size=28")):
         assert transform(image).shape == (3, 28, 28)
 
 
@@ -45,7 +45,7 @@ def test_every_dataset_composes_with_its_transform_and_size(configure: Configure
         expected = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{asked[group]}.yaml"), resolve=False)
         found = OmegaConf.to_container(config[group], resolve=False)
         assert targets(found) == targets(expected)
-    assert config.transform.test.size == config.image_size
+    assert config.transform.test.resize.size in (config.image_size, [config.image_size] * 2)
 
 
 def targets(node: Any) -> list[str]:
@@ -57,8 +57,8 @@ def targets(node: Any) -> list[str]:
 
 def test_the_commandline_stands_above_a_dataset(configure: Configure) -> None:
     config = configure("dataset=birds100", "transform=pad_crop", "image_size=64")
-    assert config.transform.train._target_.endswith("pad_crop")
-    assert config.transform.train.size == 64
+    assert config.transform.train.resize._target_.endswith("pad_square")
+    assert config.transform.train.crop.size == 64
 
 
 def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> None:
@@ -75,6 +75,6 @@ def test_the_real_datasets(configure: Configure, data_dir: Path, name: str, imag
     config = configure(f"dataset={name}", f"paths.data_dir={data_dir}")
     records = open_dataset(config)
     assert len(records) == images
-    out = instantiate(config.transform.test)(records.image(int(records.query_rows[-1])))
+    out = transforms(config)[1](records.image(int(records.query_rows[-1])))
     assert out.shape == (3, config.image_size, config.image_size)
     assert out.dtype == torch.float32

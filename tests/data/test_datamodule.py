@@ -16,15 +16,16 @@ from dml.data.datamodule import DataModule
 from dml.data.glyphs import glyphs
 from dml.data.records import Records
 from dml.data.samplers import MPerClass
-from dml.data.transforms import Transform, jitter, stretch
+from dml.data.transforms import Transform
 from dml.errors import UserError
+from tests.components import transform
 
 RECORDS = glyphs(classes=10, images_per_class=5, size=16)
 TRAIN_ROWS = RECORDS.train_rows[5:]  # classes 1..4: training labels must still be 0..3
 
 
 def giving(result: Callable[[Image.Image], torch.Tensor]) -> Transform:
-    transform = Transform(None)
+    transform = Transform()
     transform.pixels = result
     return transform
 
@@ -33,8 +34,8 @@ def module(
     workers: int = 0, records: Records = RECORDS, train_rows: np.ndarray = TRAIN_ROWS, **more: Any
 ) -> DataModule:
     options: dict[str, Any] = {
-        "train_transform": jitter(16),
-        "test_transform": stretch(16),
+        "train_transform": transform("plain", "train", 16),
+        "test_transform": transform("plain", "test", 16),
         "gallery_rows": None,
     } | more
     sampler = MPerClass(records.labels[train_rows], batch_size=8, seed=3, m=2)
@@ -91,7 +92,7 @@ def test_evaluation_goes_through_queries_then_gallery_in_order() -> None:
     assert [len(b["index"]) for b in batches] == [7, 7, 7, 6]
     assert torch.cat([b["index"] for b in batches]).tolist() == [*range(25, 50), 30, 2]
     assert batches[0]["label"].tolist() == RECORDS.labels[25:32].tolist()
-    assert torch.equal(batches[0]["image"][3], stretch(16)(RECORDS.open_image(28)))
+    assert torch.equal(batches[0]["image"][3], transform("plain", "test", 16)(RECORDS.open_image(28)))
     assert [b["index"].tolist() for b in data.eval_dataloader(np.array([9, 1]))] == [[9, 1]]
 
 

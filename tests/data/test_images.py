@@ -15,9 +15,9 @@ from dml.data.cache import build_cache
 from dml.data.check import readable
 from dml.data.folder import folder
 from dml.data.images import decode, quiet
-from dml.data.transforms import centre_crop, multires_crop, pad_crop, resized_crop, shorter_crop, stretch
 from dml.errors import UserError
 from dml.inference.embedding import _opened, image_files
+from tests.components import components, transform
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
 RAMP = np.arange(0, 256, 4, dtype=np.uint8).reshape(8, 8)
@@ -164,8 +164,8 @@ def test_wherever_images_are_opened(tmp_path: Path, name: str) -> None:
         with pytest.raises(UserError, match=rf"1 of the 5 images .*b/2\.png \(.*{said}"):
             readable(records, tmp_path / "cache")
         with pytest.raises(UserError, match=rf"b/2\.png cannot be read \(.*{said}"):
-            build_cache(records, np.arange(5), stretch(8), "", tmp_path / "cache")
-    ((*_, (path, told)),) = _opened(stretch(8), image_files([root]), 8)
+            build_cache(records, np.arange(5), transform("plain", "test", 8), "", tmp_path / "cache")
+    ((*_, (path, told)),) = _opened(transform("plain", "test", 8), image_files([root]), 8)
     assert path == root / "b" / "2.png"
     assert isinstance(told, str)
     assert said.replace("\\", "") in told
@@ -174,10 +174,6 @@ def test_wherever_images_are_opened(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("size", [(1, 100), (100, 1), (3, 250)])
 def test_the_narrowest_that_are_taken(tmp_path: Path, size: tuple[int, int]) -> None:
     image = decode(str(png(tmp_path / "a.png", *size)))
-    sides = (36, 32)
-    for transform in (
-        stretch(32),
-        multires_crop(32),
-        *(t(32, sides) for t in (shorter_crop, centre_crop, pad_crop, resized_crop)),
-    ):
-        assert transform(image).shape == (3, 32, 32)
+    for name in components("transform"):
+        for part in ("train", "test"):
+            assert transform(name, part, 32)(image).shape == (3, 32, 32)

@@ -77,6 +77,22 @@ def test_a_place_in_the_global_batch_has_its_view_on_any_rank_after_any_resume(
     assert len({tuple(image.flatten().tolist()) for image in whole.flatten(0, 1)}) == 40
 
 
+def test_draws_of_the_strongest_are_of_seed_step_and_place(
+    configure: Configure, photographs_options: list[str]
+) -> None:
+    def data(*options: str) -> DataModule:
+        return build(configure(*photographs_options, "transform=strong", *options)).data
+
+    whole = images(attached(data()), 4)
+    assert torch.equal(images(attached(data("dataset.cache=disk", "trainer.num_workers=2")), 4), whole)
+    halves = [images(attached(data("dataset.cache=memory"), rank, 2), 4) for rank in range(2)]
+    assert torch.equal(torch.cat(halves, 1), whole)
+    assert torch.equal(images(attached(data(), step=3), 1), whole[3:])
+    assert not torch.equal(images(attached(data("seed=1")), 4), whole)
+    with pytest.raises(UserError, match=r"dataset\.cache=device cannot do TrivialAugmentWide of the transform"):
+        data("dataset.cache=device")
+
+
 def test_loaders_hand_on_numbers_alone(
     configure: Configure, photographs_options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,28 +1,33 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
-from dml.data import transforms as T
-from dml.data.transforms import Transform
+from dml.data.transforms import MEAN_COLOUR, PadSquare, Transform, check_transform, scaled, transform_of
+from dml.errors import UserError
+from tests.components import transform
 
 SIZE, SIDES = 32, (256, 224)
 TRAIN: dict[str, Callable[[], Transform]] = {
-    "jitter": lambda: T.jitter(SIZE),
-    "shorter_crop": lambda: T.shorter_crop(SIZE, SIDES),
-    "pad_crop": lambda: T.pad_crop(SIZE, SIDES),
-    "resized_crop": lambda: T.resized_crop(SIZE, SIDES),
-    "multires_crop": lambda: T.multires_crop(SIZE),
+    "jitter": lambda: transform("plain", "train", SIZE),
+    "shorter_crop": lambda: transform("shorter_crop", "train", SIZE),
+    "pad_crop": lambda: transform("pad_crop", "train", SIZE),
+    "resized_crop": lambda: transform("resized_crop", "train", SIZE),
+    "multires_crop": lambda: transform("multires_crop", "train", SIZE),
+    "strong": lambda: transform("strong", "train", SIZE),
 }
 TEST: dict[str, Callable[[], Transform]] = {
-    "stretch": lambda: T.stretch(SIZE),
-    "centre_crop": lambda: T.centre_crop(SIZE, SIDES),
-    "pad_centre_crop": lambda: T.pad_centre_crop(SIZE, SIDES),
+    "stretch": lambda: transform("plain", "test", SIZE),
+    "centre_crop": lambda: transform("shorter_crop", "test", SIZE),
+    "pad_centre_crop": lambda: transform("pad_crop", "test", SIZE),
 }
-MEAN = torch.tensor(T.MEAN_COLOUR) / 255
+MEAN = torch.tensor(MEAN_COLOUR) / 255
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -33,9 +38,9 @@ def plain(width: int, height: int, colour: tuple[int, int, int] = (255, 255, 255
     return Image.new("RGB", (width, height), colour)
 
 
-def seeded(transform: Transform, image: Image.Image, seed: int) -> Tensor:
+def seeded(made: Transform, image: Image.Image, seed: int) -> Tensor:
     torch.manual_seed(seed)
-    return transform(image)
+    return made(image)
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (90, 20), (17, 120), (5, 3), (301, 299)])
@@ -59,22 +64,22 @@ def test_testing_draws_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAIN)
 def test_training_follows_torchs_generator(name: str) -> None:
-    transform, image = TRAIN[name](), noise(50, 40)
-    assert torch.equal(seeded(transform, image, 1), seeded(transform, image, 1))
-    assert not torch.equal(seeded(transform, image, 1), seeded(transform, image, 2))
+    made, image = TRAIN[name](), noise(50, 40)
+    assert torch.equal(seeded(made, image, 1), seeded(made, image, 1))
+    assert not torch.equal(seeded(made, image, 1), seeded(made, image, 2))
 
 
 def test_stretch_and_centre_crop_against_pil() -> None:
     image = noise(80, 40)
     by_hand = np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR), np.float32) / 255
-    np.testing.assert_allclose(T.stretch(SIZE)(image).permute(1, 2, 0), by_hand, atol=1e-6)
+    np.testing.assert_allclose(TEST["stretch"]()(image).permute(1, 2, 0), by_hand, atol=1e-6)
     # shorter side 32 * 256 / 224 = 36.6 -> 37, the longer 74; the middle 32 of each
     resized = np.asarray(image.resize((74, 37), Image.Resampling.BILINEAR), np.float32) / 255
-    np.testing.assert_allclose(T.centre_crop(SIZE, SIDES)(image).permute(1, 2, 0), resized[2:34, 21:53], atol=1e-6)
+    np.testing.assert_allclose(TEST["centre_crop"]()(image).permute(1, 2, 0), resized[2:34, 21:53], atol=1e-6)
 
 
 def test_pad_crop_keeps_the_aspect_and_pads_with_the_mean_colour() -> None:
-    out = T.pad_centre_crop(SIZE, SIDES)(plain(80, 40))
+    out = TEST["pad_centre_crop"]()(plain(80, 40))
     # longer side 37, the shorter 18 in rows 9..27 of 37; the crop starts at 2
     white = (out == 1).all(0)
     assert white[8:24].all()
@@ -85,7 +90,7 @@ def test_pad_crop_keeps_the_aspect_and_pads_with_the_mean_colour() -> None:
 def test_crops_move_and_flip() -> None:
     """A ramp from left to right tells where a crop was taken and whether it was flipped."""
     ramp = Image.fromarray(np.tile(np.arange(74, dtype=np.uint8)[None, :, None], (37, 1, 3)))
-    crop = T.shorter_crop(SIZE, SIDES)
+    crop = TRAIN["shorter_crop"]()
     rows = [(seeded(crop, ramp, seed)[0, 0] * 255).round().int() for seed in range(200)]
     starts = {int(min(row[0], row[-1])) for row in rows}
     assert all(torch.equal(row.diff().abs(), torch.ones(31, dtype=torch.int32)) for row in rows)
@@ -98,7 +103,7 @@ def test_resized_crop_covers_the_stated_areas() -> None:
     """Two orthogonal ramps measure width and height of the crop."""
     y, x = np.mgrid[0:128, 0:128].astype(np.uint8)
     ramps = Image.fromarray(np.stack([x, y, y], 2))
-    crop = T.resized_crop(112, (256, 224))  # shorter side 128: the crop sees the image as it is
+    crop = transform("resized_crop", "train", 112, SIDES)  # shorter side 128: the crop sees the image as it is
     outs = [seeded(crop, ramps, seed) * 255 for seed in range(200)]
     spans = torch.stack([torch.stack([o[0].amax() - o[0].amin() + 1, o[1].amax() - o[1].amin() + 1]) for o in outs])
     area, aspect = spans.prod(1) / 128**2, spans[:, 0] / spans[:, 1]
@@ -111,12 +116,12 @@ def test_resized_crop_covers_the_stated_areas() -> None:
 def test_multires_crop_scales_as_stated_and_pads_what_lacks() -> None:
     """On a square whose right half is white, the resized side is told by the steepness of a ramp."""
     ramp = Image.fromarray(np.tile(np.arange(0, 200, 2, dtype=np.uint8)[None, :, None], (100, 1, 3)))
-    crop = T.multires_crop(100)
+    crop = transform("multires_crop", "train", 100)
     middles = [seeded(crop, ramp, seed)[0, 50, 40:60] * 255 for seed in range(200)]
-    sides = torch.tensor([200 / abs(float(m[-1] - m[0]) / 19) for m in middles if (m != T.MEAN_COLOUR[0]).all()])
+    sides = torch.tensor([200 / abs(float(m[-1] - m[0]) / 19) for m in middles if (m != MEAN_COLOUR[0]).all()])
     assert 78 < sides.min() < 92
     assert 168 < sides.max() < 183
-    whites = [seeded(T.multires_crop(100), plain(60, 60), seed) for seed in range(40)]
+    whites = [seeded(transform("multires_crop", "train", 100), plain(60, 60), seed) for seed in range(40)]
     padded = [out for out in whites if (out != 1).any()]
     assert 0 < len(padded) < len(whites)
     for out in padded:
@@ -126,11 +131,64 @@ def test_multires_crop_scales_as_stated_and_pads_what_lacks() -> None:
 
 def test_jitter_brings_in_edge_pixels_and_no_frame() -> None:
     """A white picture stays white wherever it is moved; a constant fill would show."""
-    assert all((seeded(T.jitter(SIZE), plain(40, 40), seed) > 0.99).all() for seed in range(300))
+    assert all((seeded(TRAIN["jitter"](), plain(40, 40), seed) > 0.99).all() for seed in range(300))
 
 
 def test_jitter_never_flips() -> None:
     half = np.zeros((SIZE, SIZE, 3), np.uint8)
     half[:, SIZE // 2 :] = 255
-    outs = [seeded(T.jitter(SIZE), Image.fromarray(half), seed) for seed in range(100)]
+    outs = [seeded(TRAIN["jitter"](), Image.fromarray(half), seed) for seed in range(100)]
     assert all(out[..., -8:].mean() > out[..., :8].mean() + 0.5 for out in outs)
+
+
+def written_out(name: str, size: int) -> list[Any]:
+    """What each file of conf/transform is for training, without its helpers."""
+    before, flip = round(size * 256 / 224), v2.RandomHorizontalFlip()
+    stretch, bilinear = v2.Resize((size, size)), v2.InterpolationMode.BILINEAR
+    move = v2.RandomAffine(degrees=10, translate=(0.06, 0.06), scale=(0.85, 1.15), interpolation=bilinear)
+    resize = v2.RandomResize(round(0.8 * size), round(1.8 * size) + 1)
+    padded = v2.RandomCrop(size, pad_if_needed=True, fill=list(MEAN_COLOUR))
+    area = v2.RandomResizedCrop(size, scale=(0.16, 1.0), ratio=(3 / 4, 4 / 3))
+    return {
+        "plain": [stretch, v2.Pad(size // 3, padding_mode="edge"), move, v2.CenterCrop(size)],
+        "unchanged": [stretch],
+        "shorter_crop": [v2.Resize(before), v2.RandomCrop(size), flip],
+        "pad_crop": [PadSquare(before), v2.RandomCrop(size), flip],
+        "resized_crop": [v2.Resize(round(size * 256 / 227)), area, flip],
+        "multires_crop": [resize, padded, flip],
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["plain", "unchanged", "shorter_crop", "pad_crop", "resized_crop", "multires_crop"])
+@pytest.mark.parametrize("size", [28, 64, 227])
+def test_the_operations_in_the_files_have_the_pixels_of_those_written_out(name: str, size: int) -> None:
+    made = transform(name, "train", size)
+    for seed, shape in enumerate([(90, 20), (17, 120), (301, 299), (64, 64)]):
+        image = noise(*shape)
+        torch.manual_seed(seed)
+        expected = scaled(v2.functional.pil_to_tensor(v2.Compose(written_out(name, size))(image)))
+        assert torch.equal(seeded(made, image, seed), expected)
+
+
+def test_a_step_is_changed_added_and_left_out_by_name() -> None:
+    steps = OmegaConf.create({"resize": {"_target_": f"{v2.__name__}.Resize", "size": [8, 8]}, "flip": None})
+    steps.erase = {"_target_": f"{v2.__name__}.RandomErasing", "p": 1.0, "value": [124, 116, 104]}
+    made = transform_of(steps)
+    assert [type(step) for step in (made.first, *made.moves)] == [v2.Resize, v2.RandomErasing]
+    erased = made.pixels(plain(8, 8)) == torch.tensor(MEAN_COLOUR)[:, None, None]
+    assert erased.all(0).any()
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        ([v2.RandomCrop(64)], r"transform\.train cannot be carried out on a picture of .*: Required crop size"),
+        ([v2.Resize((32, 31))], r"transform\.train makes torch\.uint8 of shape \[3, 32, 31\]"),
+        ([v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)], r"makes torch\.float32 .* leave floats"),
+        ([v2.Resize((32, 32)), v2.Normalize([0.5], [0.5])], r"transform\.train cannot be carried out"),
+        ([v2.RandomResizedCrop(32)], r"transform\.train is random"),
+    ],
+)
+def test_what_makes_no_images_is_told(steps: list[Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_transform(Transform(*steps), 32, "transform.train", draws=False)

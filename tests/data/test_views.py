@@ -1,31 +1,34 @@
 """Views on batches: the draws of torchvision and the bits of Pillow, for every transform."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 from dml.data import resampling
-from dml.data import transforms as T
+from dml.data.on_device import check_views
 from dml.data.resampling import views
 from dml.data.transforms import Transform
-from dml.data.views import View, check_views, drawn
+from dml.data.views import View, drawn
 from dml.errors import UserError
+from tests.components import transform
 
 SIZE = 32
 TRANSFORMS: dict[str, Callable[[], Transform]] = {
-    "shorter_crop": lambda: T.shorter_crop(SIZE, (256, 224)),
-    "pad_crop": lambda: T.pad_crop(SIZE, (256, 224)),
-    "resized_crop": lambda: T.resized_crop(SIZE, (256, 227)),
-    "resized_crop, enlarged": lambda: T.resized_crop(SIZE, (32, 32)),
-    "resized_crop, diminished": lambda: T.resized_crop(SIZE, (256, 32)),
-    "multires_crop": lambda: T.multires_crop(SIZE),
-    "stretch": lambda: T.stretch(SIZE),
-    "centre_crop": lambda: T.centre_crop(SIZE, (256, 224)),
-    "pad_centre_crop": lambda: T.pad_centre_crop(SIZE, (256, 224)),
+    "shorter_crop": lambda: transform("shorter_crop", "train", SIZE),
+    "pad_crop": lambda: transform("pad_crop", "train", SIZE),
+    "resized_crop": lambda: transform("resized_crop", "train", SIZE),
+    "resized_crop, enlarged": lambda: transform("resized_crop", "train", SIZE, (32, 32)),
+    "resized_crop, diminished": lambda: transform("resized_crop", "train", SIZE, (256, 32)),
+    "multires_crop": lambda: transform("multires_crop", "train", SIZE),
+    "stretch": lambda: transform("unchanged", "test", SIZE),
+    "centre_crop": lambda: transform("shorter_crop", "test", SIZE),
+    "pad_centre_crop": lambda: transform("pad_crop", "test", SIZE),
 }
 
 
@@ -58,24 +61,24 @@ def one_by_one(transform: Transform, images: list[Image.Image]) -> Tensor:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_batch_has_the_bits_of_pillow(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform = TRANSFORMS[name]()
-    images = [transform.prepared(image) for image in pictures(60)]
-    expected, found = one_by_one(transform, images), views(*batch(transform, images))
+    made = TRANSFORMS[name]()
+    images = [made.prepared(image) for image in pictures(60)]
+    expected, found = one_by_one(made, images), views(*batch(made, images))
     assert found.shape == (60, 3, SIZE, SIZE)
     assert torch.equal(found, expected)
     monkeypatch.setattr(resampling, "MOST", 7 * SIZE * SIZE)  # some images at a time
-    assert torch.equal(views(*batch(transform, images)), expected)
+    assert torch.equal(views(*batch(made, images)), expected)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_views_take_from_the_generator_what_torchvision_takes(name: str) -> None:
-    transform = TRANSFORMS[name]()
-    for image in map(transform.prepared, pictures(14)):
+    made = TRANSFORMS[name]()
+    for image in map(made.prepared, pictures(14)):
         torch.manual_seed(1)
-        transform.pixels(image)
+        made.pixels(image)
         after = torch.get_rng_state()
         torch.manual_seed(1)
-        drawn(transform.moves, image.height, image.width)
+        drawn(made.moves, image.height, image.width)
         assert torch.equal(after, torch.get_rng_state())
 
 
@@ -98,8 +101,25 @@ def test_any_resize_has_the_bits_of_pillow() -> None:
         np.testing.assert_array_equal(found, expected, err_msg=str((height, width, rows, columns)))
 
 
-def test_what_is_no_view_is_told() -> None:
-    with pytest.raises(
-        UserError, match=r"dataset\.cache=device cannot do Pad of the transform .*dataset\.cache=disk or"
-    ):
-        check_views(T.jitter(SIZE).moves)
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        (
+            [v2.Resize((SIZE, SIZE)), v2.ColorJitter(0.4)],
+            r"cannot do ColorJitter of .*dataset\.cache=disk or",
+        ),
+        ([v2.Resize((SIZE, SIZE)), v2.Pad(4), v2.CenterCrop(SIZE)], "cannot do Pad of"),
+        ([v2.Resize(40), v2.RandomCrop(SIZE), v2.RandomResizedCrop(SIZE)], "cannot do RandomResizedCrop of"),
+        ([v2.Resize(24), v2.RandomCrop(SIZE, pad_if_needed=True, fill=9)], "would make other pixels"),
+        ([v2.Resize(24), v2.CenterCrop(SIZE)], "would make other pixels"),
+        ([v2.RandomResizedCrop(SIZE, interpolation=v2.InterpolationMode.BICUBIC)], "cannot do RandomResizedCrop of"),
+    ],
+)
+def test_what_is_no_view_is_told(steps: list[Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=rf"dataset\.cache=device {sentence}"):
+        check_views(Transform(*steps), SIZE)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_what_is_one_is_let_pass(name: str) -> None:
+    check_views(TRANSFORMS[name](), SIZE)

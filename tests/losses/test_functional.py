@@ -7,6 +7,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from pytorch_metric_learning.losses import RankedListLoss
 from torch.nn import functional as F
 
 from dml.losses import functional
@@ -68,8 +69,10 @@ def test_the_losses_of_diablo(configure: Callable[..., DictConfig]) -> None:
     active = [violation for violation in triplets if violation > 0]
     assert 3 < len(above) < len(negative)
     assert 3 < len(active) < len(triplets)
-    for name, expected in (("contrastive", contrastive), ("triplet", sum(active) / len(active))):
-        loss = instantiate(configure(f"loss=diablo_{name}").loss)
+    for name, expected in (("diablo_contrastive", contrastive), ("diablo/triplet", sum(active) / len(active))):
+        config = configure(f"loss={name}")
+        assert not config.miner
+        loss = instantiate(config.loss)
         assert loss(points, labels).item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -115,6 +118,44 @@ def test_binomial_deviance_is_its_formula(batch: tuple[torch.Tensor, torch.Tenso
 def test_binomial_deviance_without_positives_counts_the_negatives_alone() -> None:
     embeddings = F.normalize(torch.randn(4, 3, dtype=torch.float64), dim=-1)
     assert torch.isfinite(functional.binomial_deviance(embeddings, torch.arange(4)))
+
+
+def test_instance_is_its_loop(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Labels in any order; the first image of each class stands for it."""
+    points, labels = batch[0][:, 0], torch.tensor([7, 2, 7, 4, 2, 2, 9, 4, 7])
+    first = {7: 0, 2: 1, 4: 3, 9: 6}
+    lost = []
+    for i in range(9):
+        if first[int(labels[i])] != i:
+            logits = torch.stack([10 * points[i] @ points[j] for j in first.values()])
+            lost.append(logits.logsumexp(0) - logits[list(first).index(int(labels[i]))])
+    expected = torch.stack(lost).mean()
+    torch.testing.assert_close(functional.instance(points, labels, 10.0), expected, rtol=1e-12, atol=0)
+    assert functional.instance(points, torch.arange(9)).item() == 0
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 10.0), (2.0, 3.0)])
+def test_ranked_list_is_its_loop(batch: tuple[torch.Tensor, torch.Tensor], temperatures: tuple[float, float]) -> None:
+    points, labels, total = batch[0][:, 0], batch[1].tolist(), 0.0
+    for i in range(9):
+        apart = [math.dist(points[i].tolist(), other.tolist()) for other in points]
+        positive = [apart[j] - 0.8 for j in range(9) if j != i and labels[j] == labels[i] and apart[j] > 0.8]
+        negative = [1.2 - apart[j] for j in range(9) if labels[j] != labels[i] and apart[j] < 1.2]
+        for share, over, temperature in zip((0.3, 0.7), (positive, negative), temperatures, strict=True):
+            weights = [math.exp(temperature * x) for x in over]
+            total += share * sum(w * x for w, x in zip(weights, over, strict=True)) / (sum(weights) or 1)
+    found = functional.ranked_list(points, batch[1], temperatures=temperatures, imbalance=0.7)
+    assert found.item() == pytest.approx(total / 9, rel=1e-9)
+    if temperatures[1] < 5:  # else the library warns
+        library = RankedListLoss(margin=0.4, Tn=3.0, Tp=2.0, alpha=1.2, imbalance=0.7)
+        assert library(points, batch[1]).item() == pytest.approx(found.item(), rel=1e-3)
+
+
+def test_ranked_list_of_coinciding_images() -> None:
+    points = F.normalize(torch.ones(4, 3), dim=1).requires_grad_()
+    functional.ranked_list(points, torch.tensor([0, 0, 1, 1])).backward()
+    assert points.grad is not None
+    assert points.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(

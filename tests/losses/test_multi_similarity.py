@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dml.errors import UserError
 from dml.losses import Loss
 from dml.losses.miners import DistanceWeighted, MultiSimilarityMiner
 from dml.losses.pairwise import MultiSimilarity
@@ -91,8 +90,19 @@ def _dot(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("pair", [(MultiSimilarity(), DistanceWeighted()), (pml_losses.ContrastiveLoss(), None)])
-def test_a_miner_of_another_form(pair: tuple[torch.nn.Module, torch.nn.Module | None]) -> None:
-    loss, miner = pair
-    with pytest.raises(UserError, match=r"^loss\.miner=\w+ chooses pairs in another form than loss\.loss=\w+ takes"):
-        Loss(loss, miner or MultiSimilarityMiner())
+@pytest.mark.parametrize("kind", BATCHES)
+def test_masks_and_indices_become_each_other(kind: str) -> None:
+    """Our miner with the library's loss, and the library's miners with ours, are what they are among themselves."""
+    labels = torch.tensor(BATCHES[kind])
+    raw = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours, theirs = MultiSimilarity(), pml_losses.MultiSimilarityLoss(alpha=2, beta=40, base=0.5)
+    for mine, other in (
+        (Loss(theirs, MultiSimilarityMiner()), Loss(theirs, pml_miners.MultiSimilarityMiner())),
+        (Loss(ours, pml_miners.MultiSimilarityMiner()), Loss(ours, MultiSimilarityMiner())),
+        (Loss(ours, pml_miners.PairMarginMiner()), Loss(theirs, pml_miners.PairMarginMiner())),
+        (Loss(ours, DistanceWeighted()), Loss(theirs, DistanceWeighted())),
+    ):
+        torch.manual_seed(1)
+        found = value_and_gradient(mine, raw, labels)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, value_and_gradient(other, raw, labels), rtol=1e-10, atol=1e-10)

@@ -26,7 +26,7 @@ def _norm(loss: Tensor, outputs: Tensor) -> float:
         ("hinge", ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3", "method.adversary=hinge"]),
     ],
 )
-@pytest.mark.parametrize("loss", ["abe_contrastive", "multi_similarity", "deml_binomial", "proxy_anchor"])
+@pytest.mark.parametrize("loss", ["abe_contrastive", "multi_similarity", "deml/binomial", "proxy_anchor"])
 def test_a_weight_is_a_ratio_of_gradients(method_of: MethodOf, side: str, options: list[str], loss: str) -> None:
     method = method_of(*options, "head.dim=24", f"loss={loss}")
     raw = torch.randn(8, 3, 8, requires_grad=True) + torch.randn(8, 1, 8)

@@ -72,7 +72,7 @@ def test_object_attention_looks_at_the_layers_asked_for(method_of: MethodOf) -> 
 
 def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(method_of: MethodOf) -> None:
     """U_d with L_act: the same parameters, loss terms and gradients."""
-    loss = ["loss=deml_binomial", "method.activation_decay=0.014"]
+    loss = ["loss=deml/binomial", "method.activation_decay=0.014"]
     one = method_of("method=baseline", *loss)
     other = deml(method_of, "method.I=1", "method.J=1", "method.channel_attention=false")
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in other.parameters())

@@ -314,16 +314,16 @@ def test_the_papers_settings(configure: Configure, benchmark: str) -> None:
     triplet = {"cub": 0.0961, "cars": 0.1190}.get(benchmark, 0.0451)
     batches = {"cub": 25, "cars": 25, "inshop": 400, "sop": 1400}[benchmark]
 
-    def loss(name: str) -> DictConfig:
-        return configure(f"experiment=gsp_{benchmark}", "dataset=birds100", f"loss=gsp_{name}").loss
+    def config(name: str) -> DictConfig:
+        return configure(f"experiment=gsp_{benchmark}", "dataset=birds100", f"loss=gsp/{name}")
 
-    found = loss("c2").loss
+    found = config("c2").loss.loss
     assert (found.pos_margin, found.neg_margin) == c2
-    found = loss("ms").loss
+    found = config("ms").loss.loss
     assert (found.alpha, found.beta, found.base) == ms
-    found = loss("triplet")
-    assert found.loss.margin == found.miner.margin == triplet
-    found = loss("xbm")
+    found = config("triplet")
+    assert found.loss.loss.margin == found.miner.margin == triplet
+    found = config("xbm").loss
     assert (found.loss.memory_size, found.memory_from, found.loss.loss.neg_margin) == (32 * batches, 1000, 0.5)
     baseline = configure(f"experiment=gsp_{benchmark}", "dataset=birds100", "method=baseline", "head=delf")
     assert baseline.optimizer._target_ == "torch.optim.Adam"

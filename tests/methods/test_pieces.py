@@ -41,7 +41,7 @@ Found = dict[str, Tensor]
 METHODS = components("method")
 LOSSES = ["contrastive", "multi_similarity", "margin", "proxy_anchor", "xbm"]
 QUICK = [(name, LOSSES[i % len(LOSSES)]) for i, name in enumerate(METHODS)]
-SLOW, SGD, ANOMALY = pytest.mark.slow, "method.optimizer._target_=torch.optim.SGD", "+trainer.detect_anomaly=true"
+SLOW, SGD, ANOMALY = pytest.mark.slow, "optimizer=sgd", "+trainer.detect_anomaly=true"
 FROZEN = "backbone.freeze=bn_statistics"
 BATCH, PIECE = 16, 4
 LABELS = torch.arange(BATCH) // 4

@@ -34,12 +34,24 @@ METHODS = {
     "gsp": 6,  # its loss, contrastive
 }
 LOSSES = {
+    "angular": 2,
+    "arcface": 2,
+    "circle": 15,
     "contrastive": 6,
-    "diablo_triplet": 3,
+    "cosface": 2,
+    "diablo/triplet": 3,
+    "lifted_structure": 2,
     "margin": 5,
+    "npairs": 6,
+    "nt_xent": 2,
     "proxy_anchor": 5,
     "proxy_nca": 4,
+    "recall_at_k": 1,
+    "smooth_ap": 1,
+    "subcenter_arcface": 2,
+    "supcon": 7,
     "triplet": 6,
+    "tuplet_margin": 2,
     "xbm": 13,
 }
 

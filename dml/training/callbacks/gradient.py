@@ -127,8 +127,12 @@ class FirstGradient(Callback):
             raise UserError(f"No parameter got a gradient in the first {step} steps, and nothing is learned: {why}")
 
     def _options(self) -> str:
-        """Those of the loss; where some are NaN or infinite, these."""
-        said = dict(_numbers(OmegaConf.to_container(self.config.loss, resolve=True), "loss"))
+        """Those of the loss and its miner; where some are NaN or infinite, these."""
+        said = {
+            option: value
+            for name in ("loss", "miner")
+            for option, value in _numbers(OmegaConf.to_container(self.config[name], resolve=True), name)
+        }
         odd = {name: value for name, value in said.items() if not math.isfinite(value)}
         return ", ".join(f"{name}={value}" for name, value in (odd or said).items()) or "the loss"
 
