@@ -31,3 +31,9 @@ def transform(name: str, part: str, size: int, sides: tuple[int, int] | None = N
     if sides is not None:
         steps.resize.sides = list(sides)
     return transform_of(steps)
+
+
+def on_transformers(head: str) -> list[str]:
+    """Options of a head of the class token, which the small backbone has not; none of others."""
+    wanted = ["backbone=timm", "backbone.model_name=test_vit", "backbone.weights=none"]
+    return wanted if head.startswith("cls") else []

@@ -27,7 +27,7 @@ V2 = "torchvision.transforms.v2"
     ("options", "said"),
     [
         (["method=xyz"], ["dml: method=xyz is unknown: choose abe, baseline, "]),
-        (["trainer.nonsense=1"], ["Key 'nonsense' is not in struct"]),
+        (["trainer.nonsense=1"], ["dml: trainer.nonsense is no option: choose among "]),
         (["dataset=folder", "dataset.root=/nowhere"], ["dml: ", "/nowhere"]),
     ],
 )

@@ -69,7 +69,7 @@ main()
     ("overrides", "sentence"),
     [
         (["method=ABE"], r"method=ABE is unknown: did you mean abe\? --help lists all\.$"),
-        (["loss=xxxxx"], "loss=xxxxx is unknown: choose abe_contrastive, binomial_deviance, "),
+        (["loss=xxxxx"], "loss=xxxxx is unknown: choose abe_contrastive, angular, "),
         (["experiment=abe_car"], "experiment=abe_car is unknown: did you mean abe_"),
         (["trainer.max_stpes=1"], r"trainer\.max_stpes is no option: did you mean trainer\.max_steps\?$"),
         (["trainer.nonsense=1"], r"trainer\.nonsense is no option: choose among acc.*; .* with \+trainer\.nonsense="),

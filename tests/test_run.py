@@ -26,7 +26,7 @@ from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.rebuild import load_method
 from dml.training.run import run
-from tests.components import but_slow, components
+from tests.components import but_slow, components, on_transformers
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -54,7 +54,8 @@ def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("head", but_slow("head", *SLOW_HEADS))
 def test_every_head_trains(configure: Configure, head: str) -> None:
-    assert tiny_run(configure, f"head={head}", "head.dim=16", "trainer.max_steps=2")["run/steps"] == 2
+    options = [f"head={head}", "head.dim=16", "trainer.max_steps=2", *on_transformers(head)]
+    assert tiny_run(configure, *options)["run/steps"] == 2
 
 
 @pytest.mark.parametrize("method", but_slow("method", "baseline", "mheads", "mheads_att", "mtails"))

@@ -20,6 +20,7 @@ from dml import smoke
 from dml.bench import bare, check, kept, machine, page, running, tests, throughput
 from dml.bench.results import FAILED, LEFT_OUT, Figure, Goal, Outcome, Remark
 from dml.bench.sizes import CPU, GPU
+from dml.configuration.composition import composed
 from dml.configuration.defaults import SMOKE_PARTS
 from dml.errors import MISTAKE, UserError
 from dml.losses.functional import multi_similarity, multi_similarity_pairs
@@ -301,10 +302,21 @@ def test_windows_of_a_run_and_of_the_bare_loop_take_turns(monkeypatch: pytest.Mo
     assert windows.peaks == (150, 37)
 
 
-def test_a_backbone_that_cannot_be_built_is_left_out(tmp_path: Path) -> None:
-    found = list(throughput._network("vit_small", running.Task(GPU, tmp_path, time.monotonic() + 60), {}))
+def test_a_backbone_that_cannot_be_built_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swin = replace(
+        bare.NETWORKS["vit_small"], options=("backbone=timm", "backbone.model_name=swin_tiny_patch4_window7_224")
+    )
+    monkeypatch.setitem(bare.NETWORKS, "swin", swin)
+    found = list(throughput._network("swin", running.Task(GPU, tmp_path, time.monotonic() + 60), {}))
     assert [type(one) for one in found] == [Remark]
     assert found[0].kind == LEFT_OUT  # type: ignore[union-attr]
+
+
+def test_the_bare_transformer_is_the_one_of_the_run() -> None:
+    network = bare.NETWORKS["vit_small"]
+    config = composed(*network.options, *throughput.PLAIN, "backbone.weights=none", "runtime.train_classes=2")
+    ours, theirs = build_method(config), network.make(config.head.dim)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 
 @pytest.mark.parametrize("name", ["auto", "ddp"])

@@ -54,7 +54,7 @@ class Network:
 NETWORKS = {
     "resnet50": Network(("backbone=resnet50",), _resnet50),
     "googlenet": Network(("backbone=googlenet",), _googlenet),
-    "vit_small": Network(("backbone=timm", "backbone.model_name=vit_small_patch16_224"), _vit_small),
+    "vit_small": Network(("backbone=timm", "backbone.model_name=vit_small_patch16_224", "head=cls"), _vit_small),
     "small": Network(("backbone=small",), _small),
 }
 

@@ -166,9 +166,11 @@ def test_what_it_does_not_go_with(configure: Configure, options: list[str], mess
 
 def test_without_a_compiler(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nowhere/g++"))
-    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
     chosen = [*TINY, "trainer.compile=true"]
-    with pytest.raises(UserError, match=r"trainer\.compile=true needs a C\+\+ compiler.*leave trainer\.compile out"):
+    with (
+        torch.compiler.config.patch(force_disable_caches=True),  # monkeypatch would leave it so
+        pytest.raises(UserError, match=r"trainer\.compile=true needs a C\+\+ compiler.*leave trainer\.compile out"),
+    ):
         train.run(configure(*chosen), chosen)
     assert not Path(configure().paths.output_dir).exists()
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dml.methods.base import Method
 from dml.runs.folder import RunFolder
 from dml.training.run import fit, prepare_run
-from tests.components import components
+from tests.components import components, on_transformers
 from tests.conftest import TINY, loss_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -184,7 +184,7 @@ def reads_of_a_step(configure: Callable[..., DictConfig], tmp_path: Path, *optio
 
 @pytest.mark.parametrize("name", components("head"))
 def test_a_head(method_of: Callable[..., Method], name: str) -> None:
-    method = method_of("method=baseline", f"head={name}", "loss=abe_contrastive")
+    method = method_of("method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name))
     with Reads() as reads:
         loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
     assert not reads.found, "\n".join(reads.found)
