@@ -120,6 +120,7 @@ def test_the_gradient_is_that_of_the_whole_batch(name: str, loss: str) -> None:
     assert_whole([(name, loss)], in_pieces([(name, loss)]))
 
 
+@SLOW
 def test_two_ranks(on_ranks: Callable[..., list[Any]]) -> None:
     """DDP averages once; what the method computes beside embeddings and the loss's parameters are those of all."""
     cases = [("gsp", "proxy_anchor")]
