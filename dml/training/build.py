@@ -22,6 +22,7 @@ from dml.data.records import Records, renumbered
 from dml.data.room import check_room
 from dml.data.transforms import Transform, check_transform, transform_draws, transform_of
 from dml.errors import UserError
+from dml.evaluation.clustering import need_faiss
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.losses import Loss
@@ -58,6 +59,8 @@ def build(config: DictConfig) -> Parts:
     _check_sizes(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = instantiate(config.protocol)
+    if protocol.clustering:
+        need_faiss()  # told now, and not at the end of a training
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
