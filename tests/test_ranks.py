@@ -45,7 +45,7 @@ class Losses(Callback):
 
 def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
     """Losses and the state after some steps in float64, of this process or of its group."""
-    options = [*TINY, f"method={method}", f"loss={loss}", "backbone.freeze=bn_statistics", "trainer.precision=64-true"]
+    options = [*TINY, f"method={method}", f"loss={loss}", "backbone.batch_norm=running", "trainer.precision=64-true"]
     options += ["head.dim=24", f"trainer.max_steps={STEPS}", f"protocol.every={STEPS}", "trainer.checkpoint_every=100"]
     options += ["loss.loss.memory_size=32"] if loss == "xbm" else []
     options += ["head.m=8"] if method == "gsp" else []

@@ -24,6 +24,7 @@ from dml.files import atomic_path, write_atomically
 from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
+from dml.models.backbones.trained import merge_adapters
 
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
 
@@ -44,6 +45,7 @@ class Embedding(nn.Module):
     def __init__(self, method: Method) -> None:
         super().__init__()
         # torch.export.save warns of weights that are laid out otherwise.
+        merge_adapters(method)
         self.method = method.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
     def forward(self, images: Tensor) -> Tensor:

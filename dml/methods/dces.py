@@ -57,7 +57,7 @@ class DCES(Method):
     The released code differs from the paper. What it does in its place, by option: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
-    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.freeze=bn_statistics`).
+    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
     Its matching, by symmetric difference and then through the inverted permutation, leaves clusters with learners
     about as chance would: `match=none`. Its choice of the 3 nearest negatives is not offered.
 
@@ -272,7 +272,7 @@ class DCES(Method):
         return told
 
     def _unit_features(self, images: Tensor) -> Tensor:
-        features = self.backbone(self.normalize(images.contiguous(memory_format=torch.channels_last)))
+        features = self.backbone(self.normalized(images))
         return F.normalize(features.mean((2, 3)))[:, None]
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ from dml.configuration.components import instantiate
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
+from dml.models.backbones.stem import Stem
 from dml.process import started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
@@ -103,7 +104,11 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode, and means to be.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-            parts.method.to(trainer.strategy.root_device)  # averages of its weights are made where they are
+            device = trainer.strategy.root_device
+            parts.method.to(device)  # averages of its weights are made where they are
+            if parts.data.features is not None:
+                stem = Stem.of(parts.method.normalize, parts.method.openings())
+                parts.data.store_features(stem, device, trainer.precision_plugin.val_step_context)
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
     except MisconfigurationException as error:
         raise refused(error) from error

@@ -116,7 +116,7 @@ def _without_statistics(method: Method) -> str:
     """What to do about such batch norm, in the middle of a sentence."""
     of_backbone = {id(part) for stages in method.modules() if isinstance(stages, Stages) for part in stages.modules()}
     places = {id(norm) in of_backbone for norm in _learning_norms(method)}
-    freeze = "freeze its statistics with backbone.freeze=bn_statistics"
+    freeze = "freeze its statistics with backbone.batch_norm=running"
     other = "choose another head, as this one has batch norm of its own"
     return f"{freeze}, and {other}" if len(places) > 1 else freeze if True in places else other
 

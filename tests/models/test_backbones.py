@@ -27,6 +27,7 @@ from dml.models.backbones.resnet import resnet18, resnet50
 from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
+from dml.models.backbones.trained import choose_trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONF = sorted((Path(__file__).parents[2] / "conf" / "backbone").glob("*.yaml"))
@@ -195,10 +196,11 @@ def synchronised(net: Backbone) -> Backbone:
     return converted
 
 
-@pytest.mark.parametrize("kind", ["none", "bn_statistics", "synchronised"])
+@pytest.mark.parametrize("kind", ["batch", "running", "synchronised"])
 def test_recomputed_activations_change_nothing(kind: str) -> None:
-    freeze = "none" if kind == "synchronised" else kind
-    kept, recomputed = small(freeze=freeze).double(), small(freeze=freeze).double()
+    kept, recomputed = small().double(), small().double()
+    for net in (kept, recomputed):
+        choose_trained(net, batch_norm="running" if kind == "running" else "batch")
     if kind == "synchronised":
         kept, recomputed = synchronised(kept), synchronised(recomputed)
     recomputed.load_state_dict(kept.state_dict())
@@ -268,9 +270,13 @@ def test_every_parameter_gets_a_gradient(path: Path) -> None:
     assert all(p.grad is not None for p in backbone.parameters())
 
 
-@pytest.mark.parametrize("freeze", ["bn_statistics", "bn", "all"])
+FROZEN = {"running": {"batch_norm": "running"}, "frozen": {"batch_norm": "frozen"}, "none": {"train": "none"}}
+
+
+@pytest.mark.parametrize("freeze", FROZEN)
 def test_frozen_batch_norm_survives_train_split_and_copies(path: Path, freeze: str) -> None:
-    backbone = build(path, freeze=freeze).train()
+    backbone = build(path).train()
+    choose_trained(backbone, **FROZEN[freeze])
     first, last = attention_stages(backbone)
     parts: list[Stages] = [backbone, *backbone.split(backbone.branch), backbone.copy_of(first, last)]
     parts += [copy.deepcopy(part) for part in parts]
@@ -279,9 +285,9 @@ def test_frozen_batch_norm_survives_train_split_and_copies(path: Path, freeze: s
         norms = [m for m in part.modules() if isinstance(m, nn.BatchNorm2d)]
         assert norms or not any(isinstance(m, nn.BatchNorm2d) for m in backbone.modules())
         assert all(not m.training for m in norms)
-        assert all(p.requires_grad == (freeze == "bn_statistics") for m in norms for p in m.parameters())
+        assert all(p.requires_grad == (freeze == "running") for m in norms for p in m.parameters())
         convolutions = [m for m in part.modules() if isinstance(m, nn.Conv2d)]
-        assert all(p.requires_grad == (freeze != "all") for m in convolutions for p in m.parameters())
+        assert all(p.requires_grad == (freeze != "none") for m in convolutions for p in m.parameters())
     assert holder.training
     statistics = {key: value.clone() for key, value in backbone.state_dict().items() if "running" in key}
     backbone(images(64))
@@ -313,11 +319,6 @@ def test_split_names_the_stages(at: str) -> None:
 def test_copy_names_the_stages(first: str, last: str) -> None:
     with pytest.raises(UserError, match="block1, block2, block3, block4"):
         small().copy_of(first, last)
-
-
-def test_unknown_freeze() -> None:
-    with pytest.raises(UserError, match="freeze=stem is unknown"):
-        small(freeze="stem")
 
 
 def test_unknown_branch() -> None:

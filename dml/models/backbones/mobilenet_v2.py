@@ -13,12 +13,11 @@ URL = MobileNet_V2_Weights.IMAGENET1K_V1.url
 PUBLISHED = Published((URL.rpartition("/")[2], "mobilenet_v2_features_imagenet.pth"), URL)
 
 
-def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
+def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
     """MobileNetV2: 1280 x 7 x 7 for 224 x 224 images; stages features0 ... features18.
 
     Args:
         weights: see `load_weights`; published keys are torchvision's.
-        freeze: see `Backbone`.
     """
     net = torchvision.models.mobilenet_v2(weights=None)
     stages: dict[str, nn.Module] = {f"features{i}": block for i, block in net.features.named_children()}
@@ -28,7 +27,6 @@ def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None, f
         branch="features6",
         attention_depth=7,
         late_branch="features13",
-        freeze=freeze,
     )
     names = published_names(net.state_dict(keep_vars=True), backbone)
     load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)

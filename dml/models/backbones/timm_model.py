@@ -20,9 +20,7 @@ REMEDY = (
 PATCHES = 4  # on a side of the blank image on which a transformer is measured
 
 
-def timm_model(
-    *, model_name: str, weights: str = "imagenet", weights_dir: str | None = None, freeze: str = "none"
-) -> Backbone:
+def timm_model(*, model_name: str, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
     """Network `model_name` of timm; a stage ends at each feature tap and bears the name of the module there.
 
     Of a transformer, `patches` is followed by a stage a block, and the final norm is in the last one. The tokens of its
@@ -35,7 +33,6 @@ def timm_model(
     Args:
         weights: `imagenet` is timm's own default for the model, cached in `weights_dir`; else see `load_weights`:
             published keys are those of the plain timm model.
-        freeze: see `Backbone`.
 
     Raises:
         UserError: no such model, no weights, or a model that is no plain sequence (Swin, HRNet, ...).
@@ -43,7 +40,7 @@ def timm_model(
     with torch.device("meta"):
         plain = timm.create_model(model_name) if timm.is_model(model_name) else None
     if isinstance(plain, SEQUENCES):
-        return _transformer(model_name, weights, weights_dir, freeze)
+        return _transformer(model_name, weights, weights_dir)
     net = _features(model_name, weights == "imagenet", weights_dir)
     stages = _cut(net)
     names = list(stages)
@@ -54,7 +51,6 @@ def timm_model(
             branch=names[-3],
             attention_depth=1,
             late_branch=names[-2],
-            freeze=freeze,
         )
         in_order = list(backbone.out_channels.values()) == net.feature_info.channels()
     except (RuntimeError, AssertionError, AttributeError, IndexError):  # not [B, C, h, w] from stage to stage
@@ -67,7 +63,7 @@ def timm_model(
     return backbone
 
 
-def _transformer(model_name: str, weights: str, weights_dir: str | None, freeze: str) -> Backbone:
+def _transformer(model_name: str, weights: str, weights_dir: str | None) -> Backbone:
     """One of patches, which every block sees."""
     net = _made(model_name, pretrained=weights == "imagenet", cache_dir=weights_dir, dynamic_img_size=True)
     config, published = net.pretrained_cfg, net.state_dict(keep_vars=True)
@@ -79,7 +75,6 @@ def _transformer(model_name: str, weights: str, weights_dir: str | None, freeze:
         attention_depth=max(1, blocks // 4),
         late_branch=f"block{blocks - max(1, blocks // 6) - 1}",
         probe=PATCHES * patch,
-        freeze=freeze,
     )
     if weights not in ("none", "imagenet"):
         names, rest = _plain_names(model_name, published_names(published, backbone))
