@@ -70,7 +70,7 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freez
         late_branch="inception4e",
         freeze=freeze,
     )
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
     return backbone
 
 

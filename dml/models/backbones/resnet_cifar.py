@@ -56,5 +56,5 @@ def resnet20(*, weights: str = "none", weights_dir: str | None = None, freeze: s
         late_branch="layer2_2",
         freeze=freeze,
     )
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone

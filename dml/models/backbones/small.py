@@ -29,7 +29,7 @@ def small(*, weights: str = "none", weights_dir: str | None = None, freeze: str 
     backbone = Backbone(
         stages, normalize=half(), branch="block2", attention_depth=1, late_branch="block3", freeze=freeze
     )
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone
 
 
