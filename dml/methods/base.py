@@ -22,6 +22,7 @@ from dml.methods.module import TrainedModule
 from dml.methods.output import Batch, Output, summed
 from dml.methods.pieces import embed_in_pieces
 from dml.models.heads import Head
+from dml.models.weights import Source
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -59,6 +60,7 @@ class Method(TrainedModule, Waits):
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()  # the options that say how many learners there are
+    source: Source | None = None  # of the weights that its backbone starts from
 
     def __init__(
         self,

@@ -70,7 +70,9 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freez
         late_branch="inception4e",
         freeze=freeze,
     )
-    backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

@@ -63,7 +63,9 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
         late_branch="pool4",
         freeze=freeze,
     )
-    backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

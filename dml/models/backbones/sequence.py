@@ -148,7 +148,7 @@ def _units(name: str, module: nn.Module) -> Iterator[Unit]:
         whole = f"{name}.{child}" if name else child
         if isinstance(one, nn.Identity):
             continue
-        if _is_list(one) and (not _is_layer(one) or any(isinstance(m, POOLS) for m in one)):
+        if _is_list(one) and (not _is_layer(one) or any(isinstance(m, POOLS) for m in one.children())):
             yield from _units(whole, one)
         else:
             yield whole, one

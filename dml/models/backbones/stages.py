@@ -275,6 +275,7 @@ def measure_stages(
 
 
 def _take_strides_out(module: nn.Module) -> None:
+    """Of what a module is made of, in place; one that is no convolution or pooling may have `keep_resolution()`."""
     for name, child in module.named_children():
         if isinstance(child, (nn.MaxPool2d, nn.AvgPool2d)) and child.stride not in (1, (1, 1)):
             setattr(module, name, nn.Identity())
@@ -283,7 +284,7 @@ def _take_strides_out(module: nn.Module) -> None:
                 below, right = (side - 1 for side in child.kernel_size)
                 setattr(module, name, nn.Sequential(nn.ReplicationPad2d((0, right, 0, below)), child))
             child.stride = (1, 1)
-        elif hasattr(child, "keep_resolution"):
-            child.keep_resolution()
+        elif callable(take_out := getattr(child, "keep_resolution", None)):
+            take_out()
         else:
             _take_strides_out(child)

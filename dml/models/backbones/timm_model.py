@@ -26,6 +26,11 @@ REMEDY = (
     "swin_tiny_patch4_window7_224, or a transformer of one resolution, such as vit_small_patch16_224"
 )
 PATCHES = 4  # on a side of the blank image on which a transformer is measured
+# Of timm.create_model: what names files, or makes another thing than a network for images.
+NO_OPTIONS = {
+    *("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "state_dict"),
+    *("features_only", "scriptable", "exportable", "no_jit", "device", "dtype"),
+}
 SHIFTED = (SwinTransformer, SwinTransformerV2)
 
 
@@ -123,6 +128,11 @@ def of_timm(
 
 
 def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises UserError for what is none of an architecture."""
+    for name in (options or {}).keys() & NO_OPTIONS:
+        raise UserError(
+            f"backbone.options.{name} is no option of an architecture: set backbone.weights for the weights."
+        )
     return {str(name): OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for name, v in (options or {}).items()}
 
 
@@ -203,11 +213,12 @@ def _last_at(stride: Mapping[str, int], most: int) -> str:
 
 def _sides(net: Any, name: str) -> tuple[int, str]:
     """What the sides of its images are multiples of, and why."""
-    if isinstance(net, SHIFTED):
+    pixels: int
+    if type(net) in SHIFTED:
         pixels = net.patch_embed.patch_size[0]
         return pixels, f"{name} cuts images into patches of {pixels} pixels"
     windows = {m.partition_size[0] for m in net.modules() if hasattr(m, "partition_size")}
-    if isinstance(net, MaxxVit) and windows:
+    if type(net) is MaxxVit and windows:
         pixels = max(windows) * net.feature_info[-1]["reduction"]
         return pixels, f"{name} divides maps into windows of {max(windows)} cells, images into {pixels} pixels"
     return 1, ""
