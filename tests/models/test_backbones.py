@@ -7,7 +7,6 @@ from typing import Any
 
 import hydra
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -35,8 +34,8 @@ CONF = sorted((Path(__file__).parents[2] / "conf" / "backbone").glob("*.yaml"))
 SIZE = 96  # pixels; 3 cells at stride 32
 BUILT: dict[str, Backbone] = {}
 TRANSFORMERS = ("vit_tiny", "vit_small", "deit_small", "dinov2_small", "dinov2_base", "dinov3_small", "clip_base")
-SHALLOW: dict[str, dict[str, Any]] = dict.fromkeys(TRANSFORMERS, {"options": {"depth": 4}})
-SHALLOW |= dict.fromkeys(("swin_tiny", "convnext_tiny"), {"options": {"depths": [1, 2, 2, 1]}})
+SHALLOW: dict[str, dict[str, Any]] = {name: {"options": {"depth": 4}} for name in TRANSFORMERS}
+SHALLOW |= {name: {"options": {"depths": [1, 2, 2, 1]}} for name in ("swin_tiny", "convnext_tiny")}
 SHALLOW |= {"timm": {"model_name": "test_resnet"}}
 PATCHED = (*TRANSFORMERS, "swin_tiny")  # whose patches lie side by side in an image
 LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base")  # in other sizes: with -m slow
@@ -59,8 +58,7 @@ def fitting(size: int, path: Path) -> int:
 
 
 def of_conf(*slow: str) -> list[Any]:
-    marks = {name: (pytest.mark.slow,) for name in slow}
-    return [pytest.param(path, marks=marks.get(path.stem, ()), id=path.stem) for path in CONF]
+    return [pytest.param(path, marks=pytest.mark.slow if path.stem in slow else (), id=path.stem) for path in CONF]
 
 
 @pytest.fixture(params=of_conf(*LIKE_OTHERS))

@@ -27,9 +27,7 @@ FILES = {
     if "model_name" in OmegaConf.load(path)
 }
 LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base")  # in other sizes
-READY = [
-    pytest.param(name, {}, marks=pytest.mark.slow if name in LIKE_OTHERS else (), id=name) for name in FILES
-]
+READY = [pytest.param(name, {}, marks=pytest.mark.slow if name in LIKE_OTHERS else (), id=name) for name in FILES]
 SHALLOW = {"clip_base": {"depth": 2}, "dinov2_base": {"depth": 2}}
 OTHERS = {  # timm's name: options
     "swinv2_tiny_window8_256": {"depths": [1, 2, 1, 1]},
@@ -204,8 +202,8 @@ def test_networks_that_give_no_map(name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "size", "said"),
     [
-        ("swin_tiny_patch4_window7_224", 50, "image_size=50: .* patches of 4 pixels; choose 48 or 52"),
-        ("maxvit_pico_rw_256", 48, "image_size=48: .* windows of 8 cells, images into 256 pixels; choose 256"),
+        ("swin_tiny_patch4_window7_224", 50, r"image_size=50: .* patches of 4 pixels; choose 48 or 52"),
+        ("maxvit_pico_rw_256", 48, r"image_size=48: .* windows of 8 cells, images into 256 pixels; choose 256"),
     ],
 )
 def test_images_that_do_not_fit(name: str, size: int, said: str) -> None:
@@ -220,7 +218,7 @@ def test_the_size_of_images_is_told_before_a_run(configure: Callable[..., DictCo
     assert config.image_size == 56  # as data sets of characters have it for this backbone
     method = build_method(config)
     assert complexity(method, config.image_size)["flops"] > 0
-    with pytest.raises(UserError, match="image_size=48: .* patches of 14 pixels; choose 42 or 56"):
+    with pytest.raises(UserError, match=r"image_size=48: .* patches of 14 pixels; choose 42 or 56"):
         complexity(method, 48)
 
 
