@@ -22,7 +22,7 @@ SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
 
 def small_probe(stages: "Stages") -> int:
     """Cells on a side of a map that some stages take: behind fixed windows, as many as their backbone's images have."""
-    return max(SMALL_PROBE, stages.pixels // stages.in_stride)
+    return max(SMALL_PROBE, stages.pixels // max(1, stages.in_stride))  # 0 is no whole number
 
 
 class Stages(nn.Module):
