@@ -25,6 +25,7 @@ from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
 from dml.models.backbones.trained import merge_adapters
+from dml.models.backbones.transformer import Block
 
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
 
@@ -67,8 +68,13 @@ def traced(network: Embedding, image_size: int) -> ExportedProgram:
     """The graph of the network for images of that size, in batches of any.
 
     Raises:
-        UserError: a network whose operators no graph can hold.
+        UserError: a network whose operators no graph can hold, as a transformer's tokens beside its map.
     """
+    if any(isinstance(module, Block) and module.count for module in network.modules()):
+        raise UserError(
+            "A transformer whose class or registers have tokens beside its map cannot be exported, for torch.export "
+            "does not trace them: choose another backbone, such as swin_tiny or convnext_tiny."
+        )
     images = torch.zeros(TRACED, 3, image_size, image_size)
     try:
         with torch.no_grad():

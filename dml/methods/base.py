@@ -24,6 +24,7 @@ from dml.methods.pieces import embed_in_pieces
 from dml.models.backbones.stages import Stages
 from dml.models.heads import Head
 from dml.models.stored import Stored
+from dml.models.weights import Source
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -61,6 +62,7 @@ class Method(TrainedModule, Waits):
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()  # the options that say how many learners there are
+    source: Source | None = None  # of the weights that its backbone starts from
 
     def __init__(
         self,

@@ -193,6 +193,7 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     method: Method = instantiate(
         config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim
     )
+    method.source = backbone.source
     method.recipe = recipe_of(config) if "optimizer" in config else None
     return method.to(memory_format=torch.channels_last)
 

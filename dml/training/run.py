@@ -65,7 +65,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Raises what stopped the training, a mistake or a full disk as UserError."""
     try:
-        folder.note_start(config, overrides, trainer.world_size)
+        folder.note_start(config, overrides, trainer.world_size, parts.method.source)
         fit(config, folder, parts, trainer)
         if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
             raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")

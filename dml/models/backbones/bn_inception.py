@@ -68,7 +68,9 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None) -> Ba
         attention_depth=4,
         late_branch="inception4e",
     )
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

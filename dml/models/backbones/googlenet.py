@@ -6,10 +6,10 @@ from torchvision.models import GoogLeNet_Weights
 
 from dml.models.backbones.normalize import half
 from dml.models.backbones.stages import Backbone, published_names
-from dml.models.weights import Published, load_weights
+from dml.models.weights import TORCHVISION, Published, load_weights
 
 URL = GoogLeNet_Weights.IMAGENET1K_V1.url
-PUBLISHED = Published((URL.rpartition("/")[2],), URL)
+PUBLISHED = Published((URL.rpartition("/")[2],), URL, licence=TORCHVISION)
 
 
 def googlenet(*, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
@@ -26,5 +26,5 @@ def googlenet(*, weights: str = "imagenet", weights_dir: str | None = None) -> B
     # The weights come from TensorFlow: torchvision's transform_input turns ImageNet's statistics into 0.5 and 0.5.
     backbone = Backbone(stages, normalize=half(), branch="pool3", attention_depth=5, late_branch="pool4")
     names = published_names(net.state_dict(keep_vars=True), backbone)
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
+    backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
     return backbone

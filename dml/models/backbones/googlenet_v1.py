@@ -61,7 +61,9 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None) -> Ba
         attention_depth=5,
         late_branch="pool4",
     )
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

@@ -6,11 +6,11 @@ from torchvision.models import MobileNet_V2_Weights
 
 from dml.models.backbones.normalize import imagenet
 from dml.models.backbones.stages import Backbone, published_names
-from dml.models.weights import Published, load_weights
+from dml.models.weights import TORCHVISION, Published, load_weights
 
 URL = MobileNet_V2_Weights.IMAGENET1K_V1.url
 # The second file is the same network without its classifier.
-PUBLISHED = Published((URL.rpartition("/")[2], "mobilenet_v2_features_imagenet.pth"), URL)
+PUBLISHED = Published((URL.rpartition("/")[2], "mobilenet_v2_features_imagenet.pth"), URL, licence=TORCHVISION)
 
 
 def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
@@ -29,5 +29,5 @@ def mobilenet_v2(*, weights: str = "imagenet", weights_dir: str | None = None) -
         late_branch="features13",
     )
     names = published_names(net.state_dict(keep_vars=True), backbone)
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
+    backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)
     return backbone

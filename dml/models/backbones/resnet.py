@@ -6,7 +6,7 @@ from torchvision.models import ResNet, ResNet18_Weights, ResNet50_Weights
 
 from dml.models.backbones.normalize import imagenet
 from dml.models.backbones.stages import Backbone, published_names
-from dml.models.weights import Published, load_weights
+from dml.models.weights import TORCHVISION, Published, load_weights
 
 
 def resnet18(*, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
@@ -43,7 +43,7 @@ def _backbone(net: ResNet, url: str, weights: str, weights_dir: str | None) -> B
         attention_depth=len(net.layer3),
         late_branch=f"layer3_{len(net.layer3) - 1}",
     )
-    published = Published((url.rpartition("/")[2],), url)
+    published = Published((url.rpartition("/")[2],), url, licence=TORCHVISION)
     names = published_names(net.state_dict(keep_vars=True), backbone)
-    load_weights(backbone, weights, published=published, weights_dir=weights_dir, names=names)
+    backbone.source = load_weights(backbone, weights, published=published, weights_dir=weights_dir, names=names)
     return backbone

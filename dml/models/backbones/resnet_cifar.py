@@ -54,5 +54,5 @@ def resnet20(*, weights: str = "none", weights_dir: str | None = None) -> Backbo
         attention_depth=BLOCKS,
         late_branch="layer2_2",
     )
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone

@@ -26,7 +26,7 @@ def small(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
         "block4": nn.Sequential(*_conv(third, fourth)),
     }
     backbone = Backbone(stages, normalize=half(), branch="block2", attention_depth=1, late_branch="block3")
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone
 
 

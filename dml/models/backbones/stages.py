@@ -16,9 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from dml.errors import UserError
 from dml.models.stored import Stored
 from dml.models.tokens import entering
+from dml.models.weights import Source
 
 PROBE = 64  # pixels; a multiple of every stride in use, so that size / output size is the stride
 SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
+
+
+def small_probe(stages: "Stages") -> int:
+    """Cells on a side of a map that some stages take: behind fixed windows, as many as their backbone's images have."""
+    return max(SMALL_PROBE, stages.pixels // max(1, stages.in_stride))  # 0 is no whole number
 
 
 class Stages(nn.Module):
@@ -33,7 +39,10 @@ class Stages(nn.Module):
         behind: how many stages with weights follow each stage in the whole network.
         frozen_statistics: batch norm uses its running statistics and never updates them.
         checkpointing: keep a stage's input alone for the backward pass and compute the rest again there.
+        pixels: of the least images that the backbone takes, where it takes multiples of a side alone; else 1.
     """
+
+    pixels = 1
 
     def __init__(
         self,
@@ -131,7 +140,9 @@ class Stages(nn.Module):
 
         Args:
             keep_resolution: take every stride out of the copy, so that h' = h and w' = w: strided convolutions get
-                stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3).
+                stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3). Patches
+                that lie side by side, as ConvNeXt's of 2 x 2 cells, so begin at every cell, and what they lack at the
+                right and the lower edge repeats the last cell.
 
         Raises:
             UserError: not two stages in forward order, or a stride that cannot be taken out (a layer that shrinks
@@ -143,7 +154,7 @@ class Stages(nn.Module):
         part = copy.deepcopy(self._part(names[names.index(first) : names.index(last) + 1]))
         if keep_resolution:
             _take_strides_out(part)
-            _, stride = measure_stages(dict(part.stages.items()), part.in_channels, SMALL_PROBE)
+            _, stride = measure_stages(dict(part.stages.items()), part.in_channels, small_probe(part))
             if set(stride.values()) != {1}:
                 raise UserError(
                     f"stages '{first}' to '{last}' cannot keep the resolution of their input: choose a later branch "
@@ -165,6 +176,7 @@ class Stages(nn.Module):
         )
         part.training = self.training
         part.checkpointing = self.checkpointing
+        part.pixels = self.pixels
         return part
 
 
@@ -181,7 +193,12 @@ class Backbone(Stages):
 
     Raises:
         UserError: a `branch` or `late_branch` that is no stage.
+
+    Attributes:
+        source: of its weights; None: they are random.
     """
+
+    source: Source | None = None
 
     def __init__(
         self,
@@ -281,10 +298,16 @@ def measure_stages(
 
 
 def _take_strides_out(module: nn.Module) -> None:
+    """Of what a module is made of, in place; one that is no convolution or pooling may have `keep_resolution()`."""
     for name, child in module.named_children():
         if isinstance(child, (nn.MaxPool2d, nn.AvgPool2d)) and child.stride not in (1, (1, 1)):
             setattr(module, name, nn.Identity())
         elif isinstance(child, nn.Conv2d):
+            if type(child) is nn.Conv2d and child.padding == (0, 0) and child.stride == child.kernel_size != (1, 1):
+                below, right = (side - 1 for side in child.kernel_size)
+                setattr(module, name, nn.Sequential(nn.ReplicationPad2d((0, right, 0, below)), child))
             child.stride = (1, 1)
+        elif callable(take_out := getattr(child, "keep_resolution", None)):
+            take_out()
         else:
             _take_strides_out(child)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.models.backbones.stages import SMALL_PROBE, Stages
+from dml.models.backbones.stages import Stages, small_probe
 from dml.models.tokens import entering
 
 log = logging.getLogger("dml")
@@ -35,7 +35,8 @@ def enlarge_input(stages: Stages, factor: int) -> None:
     training = [(module, module.training) for module in stages.modules()]
     stages.eval()
     weight = next(stages.parameters())
-    cells = torch.rand(1, stages.in_channels, SMALL_PROBE, SMALL_PROBE, dtype=weight.dtype, device=weight.device)
+    side = small_probe(stages)
+    cells = torch.rand(1, stages.in_channels, side, side, dtype=weight.dtype, device=weight.device)
     cells = entering(next(iter(stages.stages.values())), cells)
     convolutions, before = _first_convolutions(stages, cells), stages(cells)
     for convolution in convolutions:
