@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FOLDER", help="default: GALLERY if it has an index, else RUN/search"
     )
+    parser.add_argument("--threshold", action="store_true", help="leave out what dml.threshold says is no match")
     embedding_options(parser)
     options = parser.parse_args()
     from dml.inference.search import search
@@ -35,6 +36,7 @@ def main() -> None:
         batch_size=options.batch_size,
         device=options.device,
         skip=options.skip,
+        threshold=options.threshold,
     )
 
 

@@ -6,14 +6,16 @@ N images, L learners, d width of one learner, D = L*d.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,6 +29,8 @@ from dml.methods.base import Method
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def embed_files(
     found = Embedded(np.empty(0))
     learners = []
     bar = tqdm(total=len(files), desc="embedding", leave=False, disable=None)
-    for batch in _opened(trained.transform, files, batch_size):
+    for batch in opened(trained.transform, files, batch_size, picture_of):
         images = [image for _, image in batch if isinstance(image, Tensor)]
         found.files += [file for file, image in batch if isinstance(image, Tensor)]
         found.unreadable |= {file: image for file, image in batch if isinstance(image, str)}
@@ -153,12 +157,23 @@ def embed_files(
     return found
 
 
-def _opened(transform: Transform, files: Sequence[Path], batch_size: int) -> Iterator[list[tuple[Path, Tensor | str]]]:
-    """Batches of files with their images `[3,S,S]`, or why there is none; the next is opened while one is used."""
+def picture_of(file: Path) -> Image.Image:
+    """What an image file shows. Raises whatever PIL's decoders do."""
+    return decode(str(file))
 
-    def image(file: Path) -> Tensor | str:
+
+def opened(
+    transform: Transform, files: Sequence[T], batch_size: int, picture: Callable[[T], Image.Image]
+) -> Iterator[list[tuple[T, Tensor | str]]]:
+    """Batches of files with their images `[3,S,S]`, or why there is none; the next is opened while one is used.
+
+    Args:
+        picture: opens one.
+    """
+
+    def image(file: T) -> Tensor | str:
         try:
-            return transform(decode(str(file)))
+            return transform(picture(file))
         except Exception as error:  # whatever PIL's decoders raise
             return reason(error)
 

@@ -22,6 +22,7 @@ from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
 from dml.files import atomic_path, write_atomically
 from dml.inference.embedding import Trained, embed_files, image_files, report_skipped, shown_path
+from dml.inference.threshold import read_threshold
 from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
 from dml.reporting.page import render
 
@@ -47,6 +48,11 @@ class Found:
     query: str
     paths: list[str]
     similarities: list[float]
+
+    def at_least(self, threshold: float) -> "Found":
+        """Those with a similarity from the threshold on, if any."""
+        count = sum(similarity >= threshold for similarity in self.similarities)
+        return Found(self.query, self.paths[:count], self.similarities[:count])
 
 
 def index_of(embeddings: np.ndarray) -> Any:
@@ -87,6 +93,7 @@ def search(
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     skip: bool = False,
+    threshold: bool = False,
 ) -> list[Found]:
     """The command: searches, prints a table for each query, and writes the index where it is new, and the page.
 
@@ -95,11 +102,13 @@ def search(
         queries: images, or folders of them.
         out: what is written goes there; None: `place` if it has an index, else the folder `search` in that of the run.
         skip: leave out images that cannot be read.
+        threshold: leave out images less similar than the threshold of `dml.threshold`, of some queries all.
         run, checkpoint, batch_size, device: see `dml.embed.embed_images`.
 
     Raises:
-        UserError: faiss is missing; no such run, gallery or query; images that cannot be read; vectors of another width
-            or of other weights than the run's; k above the size of the gallery; a folder that cannot be written.
+        UserError: faiss is missing; no threshold was chosen; no such run, gallery or query; images that cannot be
+            read; vectors of another width or of other weights than the run's; k above the size of the gallery; a
+            folder that cannot be written.
     """
     need_faiss("dml.search")
     check_value("-k", k, Count)
@@ -113,6 +122,7 @@ def search(
             f"there is no gallery {shown_path(place)}: name a folder of images, or a file of python -m dml.embed."
         )
     trained = Trained.of(run, checkpoint, device)
+    least = read_threshold(run, trained) if threshold else None
     folder = out or (place if indexed else run / "search")
     writable(folder)
     if images:
@@ -129,6 +139,8 @@ def search(
     of_queries = embed_files(trained, asked, batch_size=batch_size, skip=skip)
     report_skipped(of_queries)
     results = search_gallery(gallery, of_queries.embeddings, [str(file) for file in of_queries.files], k)
+    if least is not None:
+        results = [found.at_least(least) for found in results]
     _print(results)
     page = folder / PAGE
     try:
@@ -199,6 +211,9 @@ def _check_same(file: Path, vectors: Vectors, trained: Trained) -> None:
 def _print(results: Sequence[Found]) -> None:
     console = Console()
     for found in results:
+        if not found.paths:
+            console.print(Text(f"{shown_path(found.query)}: no match\n"), soft_wrap=True)
+            continue
         table = Table(title=Text(shown_path(found.query)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("", justify="right")
         table.add_column("image", overflow="fold")
