@@ -136,7 +136,7 @@ def embed_files(
     found = Embedded(np.empty(0))
     learners = []
     bar = tqdm(total=len(files), desc="embedding", leave=False, disable=None)
-    for batch in opened(trained.transform, files, batch_size, picture_of):
+    for batch in opened(trained.transform, in_batches(files, batch_size), picture_of):
         images = [image for _, image in batch if isinstance(image, Tensor)]
         found.files += [file for file, image in batch if isinstance(image, Tensor)]
         found.unreadable |= {file: image for file, image in batch if isinstance(image, str)}
@@ -146,15 +146,20 @@ def embed_files(
     bar.close()
     if found.unreadable and not (skip and learners):
         remedy = "name others" if skip else "repair or remove them, or leave them out with --skip"
-        raise UserError(f"{_unreadable(found.unreadable)}: {remedy}.")
+        raise UserError(f"{unreadable_sentence(found.unreadable)}: {remedy}.")
     found.learners = torch.cat(learners).numpy()
-    apart = np.abs(np.linalg.norm(found.learners, axis=2) - 1)
-    if broken := [file for file, ok in zip(found.files, (apart < UNIT).all(1), strict=True) if not ok]:
+    check_norms(trained, found.files, found.learners)
+    return found
+
+
+def check_norms(trained: Trained, files: Sequence[Path], learners: np.ndarray) -> None:
+    """Raises UserError where embeddings `[N,L,d]` of some images are none."""
+    apart = np.abs(np.linalg.norm(learners, axis=2) - 1)
+    if broken := [file for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
         raise UserError(
             f"{trained.checkpoint} makes vectors that are NaN or not of unit norm of {_some(broken)}: its weights "
             "cannot be used; choose another with --checkpoint."
         )
-    return found
 
 
 def picture_of(file: Path) -> Image.Image:
@@ -163,9 +168,9 @@ def picture_of(file: Path) -> Image.Image:
 
 
 def opened(
-    transform: Transform, files: Sequence[T], batch_size: int, picture: Callable[[T], Image.Image]
+    transform: Transform, batches: Sequence[Sequence[T]], picture: Callable[[T], Image.Image]
 ) -> Iterator[list[tuple[T, Tensor | str]]]:
-    """Batches of files with their images `[3,S,S]`, or why there is none; the next is opened while one is used.
+    """Batches with their images `[3,S,S]`, or why there is none; the next is opened while one is used.
 
     Args:
         picture: opens one.
@@ -177,15 +182,21 @@ def opened(
         except Exception as error:  # whatever PIL's decoders raise
             return reason(error)
 
-    parts = [files[at : at + batch_size] for at in range(0, len(files), batch_size)]
     with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        ahead = [pool.submit(image, file) for file in parts[0]]
-        for i, part in enumerate(parts):
-            now, ahead = ahead, [pool.submit(image, file) for file in (parts[i + 1] if i + 1 < len(parts) else ())]
-            yield [(file, future.result()) for file, future in zip(part, now, strict=True)]
+        ahead = [pool.submit(image, file) for file in (batches[0] if batches else ())]
+        for i, batch in enumerate(batches):
+            following = batches[i + 1] if i + 1 < len(batches) else ()
+            now, ahead = ahead, [pool.submit(image, file) for file in following]
+            yield [(file, future.result()) for file, future in zip(batch, now, strict=True)]
 
 
-def _unreadable(files: dict[Path, str]) -> str:
+def in_batches(files: Sequence[T], size: int) -> list[Sequence[T]]:
+    """`files` in pieces of a size; the last may have fewer."""
+    return [files[at : at + size] for at in range(0, len(files), size)]
+
+
+def unreadable_sentence(files: dict[Path, str]) -> str:
+    """Names images that cannot be read; without a full stop."""
     first, reason = next(iter(files.items()))
     if len(files) == 1:
         return f"the image {shown_path(first)} cannot be read ({reason})"
@@ -256,7 +267,7 @@ def _device(name: str) -> torch.device:
 def report_skipped(found: Embedded) -> None:
     """Says which images were left out, if any."""
     if found.unreadable:
-        print(f"Left out: {_unreadable(found.unreadable)}.")
+        print(f"Left out: {unreadable_sentence(found.unreadable)}.")
 
 
 def write_embeddings(

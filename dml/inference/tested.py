@@ -16,7 +16,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import EvaluatedPart, Split
-from dml.inference.embedding import Trained, opened
+from dml.inference.embedding import Trained, in_batches, opened
 from dml.runs.reading import reading
 from dml.training.rebuild import described
 
@@ -54,7 +54,7 @@ class Tested:
     def embed(self, trained: Trained, rows: np.ndarray, batch_size: int) -> Tensor:
         """`[n]` rows -> `[n,D]` float32 of unit norm. Raises UserError for an image that cannot be read."""
         found = []
-        batches = opened(trained.transform, rows.tolist(), batch_size, self.records.opened)
+        batches = opened(trained.transform, in_batches(rows.tolist(), batch_size), self.records.opened)
         with tqdm(total=len(rows), desc="embedding", leave=False, disable=None) as bar:
             for batch in batches:
                 images = []
