@@ -52,6 +52,13 @@ def build(config: DictConfig) -> Parts:
     _check_sizes(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = instantiate(config.protocol)
+    if config.get("rerank"):
+        protocol.rerank = instantiate(config.rerank)
+        if not protocol.one_gallery:
+            raise UserError(
+                f"rerank ranks one gallery again for all queries, and {type(protocol).__name__} has another for each: "
+                "leave it out."
+            )
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)

@@ -6,6 +6,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
+from dml.analysis.reranked import reranked
 from dml.evaluation.evaluator import Embedded, embed_rows
 from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
@@ -70,7 +71,10 @@ class Evaluation(Callback):
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation
         embedded = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
         final = self.course.is_last(trainer.global_step)
-        return self.parts.protocol.score(embedded, split, part, groups=method.groups(), final=final), embedded
+        metrics = self.parts.protocol.score(embedded, split, part, groups=method.groups(), final=final)
+        if final and part == "test" and self.parts.protocol.rerank is not None:
+            metrics |= reranked(self.parts.protocol, split, embedded)
+        return metrics, embedded
 
     def publish(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         """Logs metrics, and has the loggers write what they keep back."""
