@@ -32,6 +32,8 @@ from dml.training.rebuild import rebuild
 
 T = TypeVar("T")
 
+EXPORTED = "model.ckpt"  # the checkpoint of a folder that was exported: it has one
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -82,6 +84,10 @@ class Trained:
     def embed(self, images: Tensor) -> Tensor:
         """`[B,3,H,W]` -> learners `[B,L,d]` float32 on the CPU, each of unit norm."""
         return self.method.embed(images.to(self.method.device)).float().cpu()
+
+    def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
+        """`[3,H,W]` each -> learners `[B,L,d]`."""
+        return self.embed(torch.stack(list(images))).numpy()
 
     def digest(self) -> str:
         """The same of the same weights, shown images in the same way, whatever file they lie in."""
@@ -245,10 +251,12 @@ def _below(folder: Path) -> list[Path]:
 
 def _checkpoint(run: Path, name: str) -> Path:
     """Raises UserError where the run has no checkpoint of that name."""
-    folder = RunFolder(run)
-    path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
+    if (run / EXPORTED).is_file() and not (run / "checkpoints").exists():
+        return run / EXPORTED
+    folder = RunFolder(run)
+    path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():
         others = [other for other in CHECKPOINTS if (path.parent / f"{other}.ckpt").is_file()]
         have = f"it has {', '.join(others)}" if others else "name the folder of a run that was trained"
