@@ -12,14 +12,14 @@ from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height,
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs."""
+    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs, None of one."""
 
     line: str
     learners: int
     params: float
     flops: float
     recall: float
-    std: float
+    std: float | None
 
 
 def recall_and_cost(points: Sequence[Point]) -> Figure:
@@ -30,7 +30,7 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
     for line, label in labels.items():
         on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
         for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
-            recalls, stds = [p.recall for p in on_line], [p.std for p in on_line]
+            recalls, stds = [p.recall for p in on_line], bars([p.std for p in on_line])
             axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
             for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
@@ -42,13 +42,21 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
     return figure
 
 
+def bars(stds: Sequence[float | None]) -> list[float] | None:
+    """Error bars of these standard deviations; NaN draws none, and None where no point has one: of one run there is
+    none."""
+    if all(std is None for std in stds):
+        return None
+    return [math.nan if std is None else std for std in stds]
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A metric at a number of a sweep: its mean over repetitions and their standard deviation."""
+    """A metric at a number of a sweep: its mean over repetitions and their standard deviation, None of one."""
 
     x: float
     mean: float
-    std: float
+    std: float | None
 
 
 def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collection[str] = ()) -> Figure:
@@ -58,7 +66,7 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
     axes = figure.subplots()
     for line, points in lines.items():
         points = sorted(points, key=lambda point: point.x)
-        values, stds = [point.mean for point in points], [point.std for point in points]
+        values, stds = [point.mean for point in points], bars([point.std for point in points])
         xs = [point.x for point in points]
         style = "--" if line in dashed else "-"
         axes.errorbar(xs, values, yerr=stds, fmt=f"o{style}", markersize=4, linewidth=1, capsize=3, label=labels[line])
