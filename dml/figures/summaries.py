@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, wrapped
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, legend_above, wrapped
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
             axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
             for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
-    left.set(xlabel="parameters, millions", ylabel="Recall@1")
-    right.set(xlabel="multiply-adds of an image, 1e9")
+    left.set(xlabel="parameters (millions)", ylabel="Recall@1")
+    right.set(xlabel="multiply-adds of an image (billions)")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
@@ -111,7 +111,7 @@ def difference_plot(
     figure = canvas(7, 3.2)
     axes = figure.subplots()
     every = np.concatenate(list(draws.values()))
-    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 81).tolist()
+    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 41).tolist()  # a query more or less is a step of 1/Q
     for i, (name, values) in enumerate(draws.items()):
         axes.hist(
             values, bins=bins, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
@@ -120,7 +120,7 @@ def difference_plot(
     axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
     axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
     axes.set(xlabel=title, yticks=[])
-    axes.legend(frameon=False, fontsize=8)
+    legend_above(axes, columns=2)
     return figure
 
 

@@ -16,7 +16,7 @@ from dml.data.samplers import Clusters
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
-from dml.figures.course import clusters_over_steps
+from dml.figures.course import clusters_over_steps, reclustered
 from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
@@ -296,13 +296,13 @@ class DCES(Method):
             Plot(
                 "clusters",
                 "Training images of each learner's cluster, and how much of it was its cluster before (intersection "
-                "over union)",
+                f"over union){reclustered(log)}",
                 clusters_over_steps(log),
             ),
             Plot(
                 "cluster_images",
                 "Random training images of each learner's last cluster",
-                cluster_images(self.clusters, self.K, self.rows, data.records.open_image),
+                cluster_images(self.clusters, self.K, self.rows, data.records.open_image, data.records.class_of),
             ),
         ]
         if self.negatives is not None:

@@ -1,6 +1,7 @@
 """One run, from its folder to its report: fit, evaluate, resume."""
 
 import logging
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -129,4 +130,5 @@ def _close(folder: RunFolder) -> dict[str, float]:
     print_table(metrics)
     report = folder.path / "report.html"
     print(f"Report: {report}" if report.exists() else f"Run: {folder.path}")
+    print(f"Compare it: python -m dml.compare ANOTHER_RUN {shlex.quote(str(folder.path))}")
     return metrics
