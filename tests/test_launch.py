@@ -16,6 +16,7 @@ from dml.launch.run import _check_folder_is_named
 from dml.methods.base import Method
 from dml.process import check_environment, of_slurm
 from dml.runs.folder import RunFolder
+from dml.training.callbacks.steps import Timing
 from dml.training.run import prepare_run, run
 from dml.training.trainer import Bar
 from tests.conftest import TINY
@@ -197,13 +198,17 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     method = method_of("method=baseline")
     method.terms = {"train/loss": torch.tensor(0.25)}
     bar = Bar(refresh_rate=10)
+    timing = Timing()
+    timing.seconds = 400.0  # before the resume
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
+    trainer.callbacks = [timing, bar]
     bar._trainer = trainer
     bar.on_train_start(trainer)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"], shown["initial"]) == (500, 600, 500)
-    bar.train_progress_bar.start_t -= 10
+    bar.train_progress_bar.start_t -= 1000  # evaluations
     for trainer.global_step in range(501, 521):
+        timing.seconds += 0.5
         bar.on_train_batch_end(trainer, method)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"]) == (520, 600)

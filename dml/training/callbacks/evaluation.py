@@ -1,6 +1,7 @@
 """Evaluations while a run lasts."""
 
 import logging
+import time
 from typing import Any
 
 import pytorch_lightning as pl
@@ -25,12 +26,14 @@ class Evaluation(Callback):
     Attributes:
         untrained: metrics of the test before the first step.
         latest: metrics and embeddings of this step's evaluation; None: there was none.
+        seconds: that the last evaluation took; None: there was none since the start or the resume.
     """
 
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
         self.course, self.timing, self.parts = course, timing, parts
         self.untrained: dict[str, float] = {}
         self.latest: tuple[dict[str, float], Embedded] | None = None
+        self.seconds: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"untrained": self.untrained}
@@ -55,10 +58,12 @@ class Evaluation(Callback):
 
     def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """The method as it is now on one part of the split, logged."""
+        began = time.perf_counter()
         with self.timing.paused(), evaluated_weights(trainer):
             metrics, embedded = self.score(trainer, part)
             if self.parts.protocol.seen and part == self.parts.split.monitor:
                 metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
+        self.seconds = time.perf_counter() - began
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/{HEADLINE}"], part)
         self.publish(trainer, metrics)
         return metrics, embedded
