@@ -37,7 +37,7 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
         FirstGradient(config, parts.data),
         *users_callbacks(config),
         timing,
-        TrainingLog(config.trainer.log_every),
+        TrainingLog(config.trainer.log_every, course),
         FiniteWeights(course),
         evaluation,
         best,
