@@ -20,6 +20,8 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     lines = {name: [(record["step"], record[name]) for record in records if name in record] for name in logged}
     rates = {name: points for name, points in lines.items() if name.startswith(RATE)}
     losses = {name: points for name, points in lines.items() if not name.startswith((RATE, NORM))}
+    if len(losses) == 2 and len({tuple(points) for points in losses.values()}) == 1:
+        losses.pop("train/metric", None)  # the only term, which would lie under their sum
     monitored = "validation" if any(f"validation/{HEADLINE}" in record for record in records) else "test"
     recalls = {
         label: points

@@ -85,6 +85,14 @@ def test_curves_follow_the_records() -> None:
     assert recall.lines[0].get_xydata().tolist() == [[0, 0.1], [2, 0.3]]
 
 
+def test_a_single_term_does_not_lie_under_their_sum() -> None:
+    records = [{"step": step, "train/metric": 2.0, "train/loss": 2.0} for step in (1, 2)]
+    (loss,) = course.curves(records).axes
+    assert [line.get_label() for line in loss.lines] == ["loss"]
+    (loss,) = course.curves([record | {"train/loss": 3.0} for record in records]).axes
+    assert [line.get_label() for line in loss.lines] == ["metric", "loss"]
+
+
 def test_rates_that_change_are_drawn() -> None:
     records = [{"step": step, "train/loss": 2.0, "train/lr/backbone": 0.1 / step} for step in (1, 2)]
     records = [record | {"train/lr/head": 1.0, "train/gradient_norm/all": 3.0} for record in records]
