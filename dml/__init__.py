@@ -3,9 +3,18 @@
 import os
 import signal
 import sys
+from importlib import import_module
+from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 __version__ = "0.1.0"
+
+
+def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Any:
+    """What a run has learned, ready to embed: an `Embedder`, see `dml.inference.load.load`."""
+    # By name: packages below that one import this module, for its version.
+    return import_module("dml.inference.load").load(place, checkpoint, device)
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:

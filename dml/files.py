@@ -15,6 +15,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from dml.errors import UserError
 
@@ -77,7 +79,8 @@ def sound(path: Path) -> bool:
 
 
 def read_tensors(path: Path, *, mmap: bool = False) -> Any:
-    """What `torch.save` wrote, on the CPU: tensors and plain containers, and nothing that runs code.
+    """What `torch.save` wrote, on the CPU: tensors and plain containers, and nothing that runs code; or a
+    `.safetensors` file.
 
     Args:
         mmap: read it as it is used.
@@ -85,10 +88,13 @@ def read_tensors(path: Path, *, mmap: bool = False) -> Any:
     Raises:
         UserError: it cannot be read, or is none.
     """
+    safe = path.suffix == ".safetensors"
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        return load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
+    except SafetensorError as error:
+        raise UserError(f"{path} is no safetensors file ({error}): use another.") from error
     except Exception as error:  # of bytes that it did not write torch raises whatever its parsers come upon
         raise UserError(
             f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."

@@ -1,13 +1,16 @@
 """`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that a trained run sees nearest to others.
 
 GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of a search before, whose vectors are used
-again. Similarities are cosines of whole embeddings. FOLDER gets vectors.npz, index.faiss, an index of these for other
-programs, and results.html.
+again. Similarities are cosines of whole embeddings. FOLDER gets results.html; of images vectors.npz; and index.faiss,
+an index for other programs. A gallery.npy is read where it lies: exact search holds a block of it, --index hnsw the
+vectors and their graph, ivfpq a thirtieth of them. The recall of these two is measured, and their effort raised until
+it is --min-recall.
 """
 
 from pathlib import Path
 
 from dml.configuration.command_line import ending
+from dml.configuration.defaults import INDEXES, MIN_RECALL
 from dml.launch.arguments import Arguments, embedding_options
 
 
@@ -21,6 +24,11 @@ def main() -> None:
     parser.add_argument(
         "-o", "--out", type=Path, metavar="FOLDER", help="default: GALLERY if it has an index, else RUN/search"
     )
+    parser.add_argument("--index", choices=INDEXES, help="default: the one that GALLERY has, else flat, which is exact")
+    parser.add_argument(
+        "--min-recall", type=float, default=MIN_RECALL, help="of hnsw and ivfpq, measured (default: %(default)s)"
+    )
+    parser.add_argument("--threshold", action="store_true", help="leave out what dml.threshold says is no match")
     embedding_options(parser)
     options = parser.parse_args()
     from dml.inference.search import search
@@ -35,6 +43,9 @@ def main() -> None:
         batch_size=options.batch_size,
         device=options.device,
         skip=options.skip,
+        threshold=options.threshold,
+        index=options.index,
+        min_recall=options.min_recall,
     )
 
 

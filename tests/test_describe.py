@@ -40,7 +40,7 @@ def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) 
 def test_the_pieces_are_the_whole(method_of: MethodOf, name: str) -> None:
     method = method_of(f"method={name}", "loss=proxy_anchor")
     pieces, total = describe(method, 32)
-    assert {"params": total["params"], "flops": total["flops"]} == complexity(method, 32)
+    assert {name: total[name] for name in ("params", "trained_params", "flops")} == complexity(method, 32)
     assert sum(piece.params for piece in pieces) == total["params"]
     assert sum(piece.flops for piece in pieces) == total["flops"]
     assert total["dim"] == 24

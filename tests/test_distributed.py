@@ -100,7 +100,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(
     configure: Callable[..., DictConfig], tmp_path: Path, options: list[str]
 ) -> None:
     """The command line, Lightning's launcher and gloo: losses, figures and clusters of both runs agree."""
-    options = [*TINY, *options, "backbone.freeze=bn_statistics", "trainer.num_workers=0"]
+    options = [*TINY, *options, "backbone.batch_norm=running", "trainer.num_workers=0"]
     options += ["protocol.clustering=false", f"paths.cache_dir={tmp_path}"]
     alone, together = tmp_path / "alone", tmp_path / "together"
     run(configure(*options, f"paths.output_dir={alone}"), options)

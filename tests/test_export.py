@@ -84,7 +84,7 @@ def test_the_command(
     main()
     said = capsys.readouterr().out
     folder = run / "export"
-    assert sorted(file.name for file in folder.iterdir()) == ["model.json", "model.onnx", "model.pt2"]
+    assert sorted(file.name for file in folder.iterdir()) == ["model.ckpt", "model.json", "model.onnx", "model.pt2"]
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     module = torch.export.load(folder / "model.pt2").module()
     check(lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0]), made)

@@ -20,7 +20,7 @@ from tests.conftest import TINY
 from tests.test_resume import LONGER, kill_after_step, outcome, start
 
 METHODS = components("method")
-TWO = ["trainer=ddp", "trainer.devices=2", "backbone.freeze=bn_statistics", "trainer.num_workers=0"]
+TWO = ["trainer=ddp", "trainer.devices=2", "backbone.batch_norm=running", "trainer.num_workers=0"]
 
 
 def children(pid: int) -> list[int]:

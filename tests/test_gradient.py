@@ -82,5 +82,5 @@ def test_none_in_the_first_steps(gradient: FirstGradient) -> None:
 
 def test_a_loss_of_constants(gradient: FirstGradient) -> None:
     gradient.on_before_backward(Mock(), Mock(), torch.ones(1, requires_grad=True))
-    with pytest.raises(UserError, match=r"does not depend on any parameter that is trained: see backbone\.freeze"):
+    with pytest.raises(UserError, match=r"does not depend on any parameter that is trained: see backbone\.train"):
         gradient.on_before_backward(Mock(), Mock(), torch.ones(1))

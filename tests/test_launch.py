@@ -16,6 +16,7 @@ from dml.launch.run import _check_folder_is_named
 from dml.methods.base import Method
 from dml.process import check_environment, of_slurm
 from dml.runs.folder import RunFolder
+from dml.training.callbacks.steps import Timing
 from dml.training.run import prepare_run, run
 from dml.training.trainer import Bar
 from tests.conftest import TINY
@@ -38,9 +39,9 @@ def test_several_processes_need_the_name_of_their_folder(monkeypatch: pytest.Mon
 def test_batch_norm_sees_the_whole_batch_or_none(configure: Configure, tmp_path: Path) -> None:
     two = [*TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(UserError, match=r"freeze its statistics with backbone\.freeze=bn_statistics"):
+    with pytest.raises(UserError, match=r"freeze its statistics with backbone\.batch_norm=running"):
         prepare_run(configure(*two), folder)
-    assert prepare_run(configure(*two, "backbone.freeze=bn_statistics"), folder)[1].world_size == 2
+    assert prepare_run(configure(*two, "backbone.batch_norm=running"), folder)[1].world_size == 2
     assert not folder.path.exists()
 
 
@@ -62,7 +63,7 @@ def test_torchrun_says_how_many(
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a", **environment}
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
-    trainer = prepare_run(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))[1]
+    trainer = prepare_run(configure(*TINY, "backbone.batch_norm=running"), RunFolder(tmp_path / "run"))[1]
     assert (trainer.num_devices, trainer.num_nodes) == (devices, nodes)
 
 
@@ -81,7 +82,7 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
     for name, value in of_slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     config = configure(
-        *TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.freeze=bn_statistics"
+        *TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.batch_norm=running"
     )
     trainer = prepare_run(config, RunFolder(tmp_path / "run"))[1]
     environment = trainer.strategy.cluster_environment
@@ -141,7 +142,7 @@ def test_variables_that_are_missing(
         if name != missing:
             monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=rf"but not {missing}: start all processes with (torchrun|srun)"):
-        prepare_run(configure(*TINY, "backbone.freeze=bn_statistics"), RunFolder(tmp_path / "run"))
+        prepare_run(configure(*TINY, "backbone.batch_norm=running"), RunFolder(tmp_path / "run"))
 
 
 def test_machines_with_different_numbers_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,13 +198,17 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     method = method_of("method=baseline")
     method.terms = {"train/loss": torch.tensor(0.25)}
     bar = Bar(refresh_rate=10)
+    timing = Timing()
+    timing.seconds = 400.0  # before the resume
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
+    trainer.callbacks = [timing, bar]
     bar._trainer = trainer
     bar.on_train_start(trainer)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"], shown["initial"]) == (500, 600, 500)
-    bar.train_progress_bar.start_t -= 10
+    bar.train_progress_bar.start_t -= 1000  # evaluations
     for trainer.global_step in range(501, 521):
+        timing.seconds += 0.5
         bar.on_train_batch_end(trainer, method)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"]) == (520, 600)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.configuration.components import instantiate
+from dml.models.backbones.trained import backbone_of
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, read_metrics
 from dml.training.loggers import wandb_logger
@@ -82,7 +82,7 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     place, weights = tmp_path / "sweep" / "first", tmp_path / "private" / "small.pth"
     options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "trainer.max_steps=2", "seed=3", "report=true"]
     weights.parent.mkdir()
-    torch.save(instantiate(configure(*options).backbone).state_dict(), weights)
+    torch.save(backbone_of(configure(*options).backbone).state_dict(), weights)
     options += [f"backbone.weights={weights}", f"paths.output_dir={place}"]
     metrics = run(configure(*options), options)
     assert wandb.run is None  # finished

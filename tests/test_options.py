@@ -15,7 +15,7 @@ from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
 
 GROUPS = ("backbone", "callbacks", "dataset", "head", "loss", "method", "miner", "optimizer", "protocol", "sampler")
-GROUPS += ("scheduler", "trainer", "transform")
+GROUPS += ("rerank", "scheduler", "trainer", "transform")
 CHOICES = [
     f"{group}={file.relative_to(CONF / group).with_suffix('').as_posix()}"
     for group in GROUPS

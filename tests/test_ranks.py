@@ -43,14 +43,14 @@ class Losses(Callback):
         self.values.append(float(module.terms["train/loss"]))
 
 
-def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
-    """Losses and the state after some steps in float64, of this process or of its group."""
-    options = [*TINY, f"method={method}", f"loss={loss}", "backbone.freeze=bn_statistics", "trainer.precision=64-true"]
+def train_in_float64(method: str, loss: str, folder: Path, *more: str) -> dict[str, Any]:
+    """Losses and the state after some steps, of this process or of its group."""
+    options = [*TINY, f"method={method}", f"loss={loss}", "backbone.batch_norm=running", "trainer.precision=64-true"]
     options += ["head.dim=24", f"trainer.max_steps={STEPS}", f"protocol.every={STEPS}", "trainer.checkpoint_every=100"]
     options += ["loss.loss.memory_size=32"] if loss == "xbm" else []
     options += ["head.m=8"] if method == "gsp" else []
     options += [f"paths.output_dir={folder / f'{method}_{loss}'}", f"paths.cache_dir={folder / 'cache'}"]
-    config = composed(*options)
+    config = composed(*options, *more)
     run_folder = RunFolder(Path(config.paths.output_dir))
     parts = build(config)
     course, timing, losses = Course(config, every=STEPS), Timing(), Losses()
@@ -67,7 +67,7 @@ def _train(method: str, loss: str, folder: Path) -> dict[str, Any]:
 
 def _train_as_a_rank(cases: list[tuple[str, str]], folder: Path) -> dict[str, Any]:
     as_torchrun(one_machine=True)
-    return {f"{method} {loss}": _train(method, loss, folder) for method, loss in cases}
+    return {f"{method} {loss}": train_in_float64(method, loss, folder) for method, loss in cases}
 
 
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")  # frozen batch norm means to be
@@ -78,7 +78,7 @@ def test_every_method_and_loss_on_two_ranks_is_that_on_one(
     first, second = on_ranks(2, _train_as_a_rank, cases, tmp_path / "two")
     for method, loss in cases:
         name = f"{method} {loss}"
-        alone = _train(method, loss, tmp_path / "one")
+        alone = train_in_float64(method, loss, tmp_path / "one")
         assert len(alone["losses"]) == STEPS
         assert alone["losses"] == pytest.approx(first[name]["losses"], rel=1e-6, abs=1e-6), name
         assert first[name]["losses"] == second[name]["losses"], name  # each has the loss of the whole batch

@@ -137,7 +137,7 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
 
 def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
     page = (abe_folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 7
+    assert page.count("data:image/png;base64,") == 6  # the page shows neighbours itself
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []  # nothing outside the file
     metrics = json.loads((abe_folder / "metrics.json").read_text())
     assert f"{metrics['test/recall@1']:.4f}" in page
@@ -218,7 +218,15 @@ def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: P
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert "test/recall@1" in events.Tags()["scalars"]
-    assert {"curves", "gallery", "similarities"} <= set(events.Tags()["images"])
+    assert {"curves", "gallery", "similarities", "map"} <= set(events.Tags()["images"])
+    tables = {name.removesuffix("/text_summary") for name in events.Tags()["tensors"]}
+    assert {"report/result", "report/settings", "report/classes", "report/confusions"} <= tables
+
+
+def test_a_run_shorter_than_its_log_has_a_curve(configure: Configure, tmp_path: Path) -> None:
+    tiny_run(configure, "trainer.log_every=50", "trainer.max_steps=3")
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [record["step"] for record in records if "train/loss" in record] == [1, 3]
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])

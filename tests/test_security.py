@@ -116,7 +116,7 @@ POOL = {"_target_": "torch.nn.AdaptiveAvgPool2d", "output_size": 1}
         ("head", HEAD | {"pooling": {"_target_": "torch.nn.parallel.DistributedDataParallel"}}),
         ("head", HEAD | {"pooling": POOL, "other": POOL}),
         ("backbone", HEAD),
-        ("backbone", {"_target_": "dml.models.backbones.small.small", "freeze": RESNET}),
+        ("backbone", {"_target_": "dml.models.backbones.small.small", "train": RESNET}),
         ("method", {"_target_": "dml.methods.baseline.Baseline", "warm_up": POOL}),
         ("method", {"_target_": "dml.methods.baseline.Baseline", "optimizer": POOL}),
         ("transform", {"test": RESNET}),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dml.data.datamodule import _Loader
+from dml.data.loading import Loader
 from dml.errors import CTRL_C, INTERRUPTED
 from dml.files import sound
 from dml.process import STOPPING, held, leave_to_the_parent
@@ -38,7 +38,7 @@ def workers(loader: Any) -> list[Any]:
 def test_loader_workers_leave_signals_to_the_parent_and_obey_it() -> None:
     data: Any = TensorDataset(torch.arange(40))
     data.finish = lambda batch: batch
-    loader = _Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent, persistent_workers=True)
+    loader = Loader(data, num_workers=1, worker_init_fn=leave_to_the_parent, persistent_workers=True)
     batches = iter(loader)
     assert next(batches)[0] == 0
     (worker,) = (one.pid for one in workers(loader))

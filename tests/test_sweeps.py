@@ -60,7 +60,7 @@ def test_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_devices_a_job(tmp_path: Path) -> None:
-    devices = ["trainer=ddp", "trainer.devices=2", "backbone.freeze=bn_statistics"]
+    devices = ["trainer=ddp", "trainer.devices=2", "backbone.batch_norm=running"]
     done = sweep(tmp_path, *devices, "seed=1,2")
     assert done.returncode == 0, done.stderr
     for seed in (1, 2):

@@ -5,32 +5,30 @@ interval to print; the one over images is too narrow.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import bootstrap
 
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
 from dml.errors import UserError
+from dml.evaluation import interval
+from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import write_atomically
+from dml.runs import differences
+from dml.runs.collecting import BELOW_SAYS, Group, below_untrained, groups, leaves
 from dml.runs.scores import QUERIES, read_queries
 
-LEVEL = 0.95
-
-
 Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
-
-BATCH = 2**24  # numbers that a bootstrap holds at a time
 
 
 @dataclass(frozen=True)
@@ -62,43 +60,17 @@ def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int =
     Raises:
         UserError: a single class.
     """
-    _, number = np.unique(classes, return_inverse=True)
-    if number.max() == 0:
-        raise UserError("all queries are of one class: none can be drawn.")
-    sums, sizes = np.bincount(number, b - a), np.bincount(number)
-
-    def mean(of: np.ndarray, count: np.ndarray, axis: int = -1) -> np.ndarray:
-        return of.sum(axis) / count.sum(axis)
-
-    return _bootstrap((sums, sizes), mean, draws, seed)
+    return _difference(*interval.over_classes(b - a, classes, draws, seed))
 
 
 def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
     """Draws queries one by one, as if they were independent. Arguments as `over_classes`."""
-    return _bootstrap((b - a,), np.mean, draws, seed)
+    return _difference(*interval.over_images(b - a, draws, seed))
 
 
-def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], draws: int, seed: int) -> Difference:
-    found = bootstrap(
-        data,
-        mean,
-        paired=True,
-        vectorized=True,
-        n_resamples=draws,
-        batch=max(1, BATCH // len(data[0])),
-        confidence_level=LEVEL,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
-    drawn = found.bootstrap_distribution
+def _difference(estimate: float, low: float, high: float, drawn: np.ndarray) -> Difference:
     least = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    return Difference(
-        float(mean(*data)),
-        float(found.confidence_interval.low),
-        float(found.confidence_interval.high),
-        float(min(1.0, 2 * (least + 1) / (draws + 1))),
-        drawn,
-    )
+    return Difference(estimate, low, high, float(min(1.0, 2 * (least + 1) / (len(drawn) + 1))), drawn)
 
 
 @dataclass(frozen=True)
@@ -155,8 +127,6 @@ def runs_of(folder: Path) -> list[Path]:
     Raises:
         UserError: runs of several configurations.
     """
-    from dml.runs.collecting import groups, leaves
-
     if (folder / QUERIES).exists() or not folder.is_dir():
         return [folder]
     found = leaves([folder])
@@ -167,6 +137,48 @@ def runs_of(folder: Path) -> list[Path]:
             "folder of one."
         )
     return [run.folder for run in found] or [folder]
+
+
+def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
+    """What the two are, what they differ in, and what their untrained networks came to; of folders without a
+    configuration their names alone. Returns in what they differ."""
+    console = Console()
+    known = {name: leaves(runs_of(folder)) for name, folder in sides.items() if folder.is_dir()}
+    labelled = [Group(name, known[name], {}) for name in sides if known.get(name)]
+    for name, folder in sides.items():
+        print(f"{name}: {folder}")
+        for group in labelled:
+            if group.label == name:
+                console.print(", ".join(differences.heading([group])), highlight=False)
+                _print_untrained(group)
+    if len(labelled) < len(sides):
+        return []
+    differ = differences.differences(labelled)
+    if not differ:
+        print("Both are of one configuration: they differ in their repetition alone.")
+        return []
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for title in ("what differs", *sides):
+        table.add_column(title, overflow="fold", max_width=console.width // 3)
+    for one in differ:
+        if not one.detail:
+            table.add_row(one.name, *one.values)
+    console.print(table)
+    if more := sum(one.detail for one in differ):
+        print(f"and {more} options of components that differ: comparison.json")
+    return differ
+
+
+def _print_untrained(group: Group) -> None:
+    said = [
+        f"{one.title} {one.written(group.metrics[f'untrained/{one.name}'])}"
+        for one in METRICS
+        if "compare" in one.tables and f"untrained/{one.name}" in group.metrics
+    ]
+    if said:
+        Console().print(f"untrained: {', '.join(said)}", highlight=False)
+    if below_untrained(group.metrics):
+        Console().print(BELOW_SAYS, highlight=False)
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
@@ -181,6 +193,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     check_value("--draws", draws, Draws)
     check_value("--seed", seed, Seed)
     both = paired(runs_of(a), runs_of(b))
+    differ = _print_sides({"A": a, "B": b})
     found, content = {}, {}
     table = Table(
         box=SIMPLE_HEAD,
@@ -215,12 +228,12 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
                 drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {b.name} minus {a.name}"
             )
             picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
-        sides = {"a": str(a), "b": str(b), "runs": both.runs}
+        sides: dict[str, Any] = {"a": str(a), "b": str(b), "runs": both.runs}
+        sides["differs"] = {one.name: one.values for one in differ}
         text = json.dumps(sides | {"draws": draws, "seed": seed, "metrics": content}, indent=1)
         write_atomically(out / "comparison.json", text + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
-    print(f"A: {a}\nB: {b}")
     Console().print(table)
     print(f"Pictures: {out}")
     return found

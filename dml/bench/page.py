@@ -11,7 +11,7 @@ from rich.table import Table
 from dml.bench.kept import Kept, figures_of
 from dml.bench.results import Figure, Outcome
 from dml.figures.plot import Plot
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, legend_above
 
 
 def written(value: float, unit: str = "") -> str:
@@ -63,7 +63,7 @@ def drawing(kept: Kept) -> Plot | None:
     left.margins(x=0.15)
     left.invert_yaxis()
     if speeds:
-        left.legend(fontsize=8)
+        legend_above(left)
     for row, one in enumerate(aimed):
         assert one.goal is not None
         reached = one.goal.value / max(one.value, 1e-12) if one.goal.at_most else one.value / one.goal.value

@@ -88,7 +88,7 @@ def _train(sizes: Sizes, folder: Path, one_machine: bool = False) -> list[float]
     from dml.training.run import run
 
     steps = [f"trainer.max_steps={STEPS}", f"protocol.every={STEPS}", f"trainer.checkpoint_every={STEPS}"]
-    exact = ["trainer.precision=64-true", "backbone.freeze=bn_statistics"]
+    exact = ["trainer.precision=64-true", "backbone.batch_norm=running"]
     options = [*tiny_options(sizes, folder), "method=abe", *steps, *exact]
     run(composed(*options), options)
     if torch.distributed.is_initialized():

@@ -1,10 +1,11 @@
 """From the configuration of a component to the component."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.errors import Interrupted, UserError
 
@@ -15,6 +16,15 @@ class Waits:
     def waits(self) -> dict[str, int]:
         """The step, by the option that says it, as `loss.memory_from=1000`; 0: from the start."""
         raise NotImplementedError(f"{type(self).__name__} has to define waits()")
+
+
+def without(config: DictConfig, names: Iterable[str]) -> DictConfig:
+    """A component's configuration without some of its options, which are for others. References stay."""
+    rest = config.copy()
+    OmegaConf.set_struct(rest, False)
+    for name in names:
+        rest.pop(name, None)
+    return rest
 
 
 def instantiate(config: DictConfig, **arguments: Any) -> Any:

@@ -8,6 +8,10 @@ CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 
 EMBEDDED_AT_ONCE = 64  # images
 
+INDEXES = ("flat", "hnsw", "ivfpq")  # of a gallery
+
+MIN_RECALL = 0.99  # of an approximate index
+
 EXPERIMENTS = Path("runs/experiments")  # the folder of the papers' trainings
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")  # of Hydra, for sweeps

@@ -73,9 +73,29 @@ TRAINER: dict[str, Any] = {
 }
 
 # What a group has beside the arguments of its component; of the scheduler see `dml.methods.recipe.Recipe`.
-DATASET: dict[str, Any] = {"cache": Literal["none", "disk", "memory", "device"]}
+DATASET: dict[str, Any] = {"cache": Literal["none", "disk", "memory", "device", "features"]}
+
+TRANSFORM: dict[str, Any] = {"copies": Few | None}
+
+BACKBONE: dict[str, Any] = {  # see `dml.models.backbones.trained`
+    "train": str,
+    "batch_norm": Literal["batch", "running", "frozen"],
+    "lora_rank": Few,
+    "lora_alpha": Positive,
+    "lora_layers": list[str] | None,
+}
+
+OPTIMIZER: dict[str, Any] = {"layer_decay": Annotated[float, Field(gt=0, le=1)]}
 
 SCHEDULER: dict[str, Any] = {"unit": Literal["step", "epoch"], "warm_up": WholeNumber, "length": Count | None}
+
+OWN = {
+    "dataset": DATASET,
+    "transform": TRANSFORM,
+    "backbone": BACKBONE,
+    "optimizer": OPTIMIZER,
+    "scheduler": SCHEDULER,
+}
 
 # What the build gives to a component of a group itself.
 GIVEN: dict[str, tuple[str, ...]] = {
@@ -117,10 +137,7 @@ def check_plain(container: Mapping[str, Any]) -> None:
         if name == "trainer":
             _check_trainer(value)
         elif name != "paths":
-            if name == "dataset":
-                value = _check_own("dataset", value, DATASET)
-            if name == "scheduler":
-                value = _check_own("scheduler", value, SCHEDULER)
+            value = _check_own(name, value, OWN.get(name, {}))
             if name == "transform":
                 for part, steps in ((part, value.get(part)) for part in ("train", "test")):
                     if not isinstance(steps, Mapping) or "_target_" in steps:

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from dml.configuration.components import instantiate
 from dml.data.preparation import given
 from dml.errors import UserError
 from dml.files import atomic_path
 from dml.models.backbones import googlenet_v1
 from dml.models.backbones.inception import caffe_names
+from dml.models.backbones.trained import backbone_of
 from dml.models.caffe import LARGEST, read_caffemodel
 from dml.models.weights import weights_folder
 
@@ -37,7 +37,8 @@ def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
         raise UserError(f"weights={name} are not made of a .caffemodel: choose {', '.join(PUBLISHED)}.")
     path = weights_folder(config.backbone.weights_dir) / PUBLISHED[name].files[0]
     if path.exists():
-        instantiate(config.backbone, weights=str(path))
+        config.backbone.weights = str(path)
+        backbone_of(config.backbone)
         print(f"{path} is there already.")
         return path
     if len(sources) != 1:
@@ -45,7 +46,8 @@ def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
     downloads = path.with_name(f".{path.name}.downloads")
     path.parent.mkdir(parents=True, exist_ok=True)
     (source,) = given(sources[0], downloads, at_most=LARGEST)
-    backbone = instantiate(config.backbone, weights="none")
+    config.backbone.weights = "none"
+    backbone = backbone_of(config.backbone)
     ours = backbone.state_dict()
     shapes = {theirs: ours[key].shape for theirs, key in caffe_names(backbone.stages).items()}
     weights = read_caffemodel(source, shapes)

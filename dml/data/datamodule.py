@@ -4,139 +4,30 @@
 of the records.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from dml.data.cache import ImageCache
+from dml.data.features import FeatureStore, KeptFeatures, build_store
 from dml.data.fingerprint import difference, fingerprint
+from dml.data.loading import Copies, EvalSet, Item, Loader, Stream, TrainSet
 from dml.data.on_device import OnDevice, check_fit, on_device
 from dml.data.records import Records, renumbered
-from dml.data.samplers import Place, Sampler
+from dml.data.samplers import Sampler
 from dml.data.transforms import Transform, scaled
 from dml.errors import UserError
-from dml.process import cores, held, leave_to_the_parent, runs_at_once
-
-Item = dict[str, Tensor | int]
+from dml.models.backbones.stem import Stem
+from dml.models.stored import Stored
+from dml.process import cores, leave_to_the_parent, runs_at_once
 
 MOST_WORKERS = 16  # more wait for one another, and for the disk
-
-
-class _Images(Dataset[Item]):
-    """Items are made in workers, of uint8 pixels or of the numbers of views; batches are finished by the process that
-    trains, on its device.
-
-    Args:
-        held: the pictures of all rows that are asked for; None: they are opened, or taken from the cache.
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        transform: Transform,
-        cache: ImageCache | None,
-        device: torch.device,
-        held: OnDevice | None,
-    ) -> None:
-        self.records, self.transform, self.cache = records, transform, cache
-        self.device, self.held = device, held
-
-    def item(self, row: int, label: int) -> Item:
-        if self.held is not None:
-            return {"view": self.held.numbers(row, self.transform.moves), "label": label, "index": row}
-        if self.cache is not None and row in self.cache:
-            picture = self.cache.image(row)
-        else:
-            picture = self.transform.prepared(self.records.image(row))
-        return {"image": self.transform.pixels(picture), "label": label, "index": row}
-
-    def finish(self, batch: Any) -> Any:
-        """Pixels or views become `image [B,3,H,W]` float32 on the device, which is not waited for."""
-        if self.held is not None:
-            images = self.held.images(batch.pop("view"))
-        else:
-            images = batch["image"].to(self.device, non_blocking=True)
-        return {"image": scaled(images), "label": batch["label"], "index": batch["index"]}
-
-
-class _TrainSet(_Images):
-    """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
-
-    def __init__(self, rows: np.ndarray, labels: np.ndarray, seed: int, *of: Any) -> None:
-        super().__init__(*of)
-        self.rows, self.labels, self.seed = rows, labels, seed
-
-    def __getitem__(self, at: Place) -> Item:
-        position, step, place = at
-        entropy = np.random.SeedSequence([self.seed, step, place]).generate_state(1, np.uint64)[0]
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it would reseed the GPU too, which fork_rng(devices=[]) does not put back.
-            torch.default_generator.manual_seed(int(entropy >> 1))
-            return self.item(int(self.rows[position]), int(self.labels[position]))
-
-
-class _EvalSet(_Images):
-    """Items by place in `rows`."""
-
-    def __init__(self, rows: np.ndarray, *of: Any) -> None:
-        super().__init__(*of)
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, at: int) -> Item:
-        row = int(self.rows[at])
-        return self.item(row, int(self.records.labels[row]))
-
-
-class _Loader(DataLoader[Item]):
-    """Its workers leave the signals of a scheduler to the main process, from their first moment on.
-
-    They hand on uint8 pixels, or views: the main process makes images of them, on its device.
-    """
-
-    dataset: _Images
-
-    def __iter__(self) -> Any:
-        with held():
-            batches = super().__iter__()
-        return map(self.dataset.finish, batches)
-
-
-class _Stream(_Loader):
-    """An endless stream of batches. Where the sampler ends, to be told new clusters, it is started anew from that step.
-
-    It has a length, so that Lightning does not fetch a batch ahead of the training step.
-    """
-
-    def __init__(self, train_set: _TrainSet, sampler: Sampler, start: int, steps: int, **options: Any) -> None:
-        super().__init__(train_set, batch_sampler=sampler, **options)
-        self._start, self._steps = start, steps
-
-    def __len__(self) -> int:
-        return self._steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place to go on from is the trainer's global step. Lightning asks whether a loader has these."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
-
-    def __iter__(self) -> Any:
-        assert isinstance(self.batch_sampler, Sampler)
-        step = self._start
-        while True:
-            self.batch_sampler.start_step = step
-            for batch in super().__iter__():
-                step += 1
-                yield batch
 
 
 class DataModule(LightningDataModule):
@@ -157,6 +48,7 @@ class DataModule(LightningDataModule):
             they would take more from the training's threads than they give (experiments/bench/training.py).
         eval_batch_size: images that are embedded at a time.
         train_cache, test_cache: of what the transforms do first; None: it is done each time.
+        features: what to keep of the network's frozen stages; `store_features` has to be called then.
         on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
             all pictures, or those to train on where no more fit.
 
@@ -186,6 +78,7 @@ class DataModule(LightningDataModule):
         train_cache: ImageCache | None = None,
         test_cache: ImageCache | None = None,
         on_device: bool = False,
+        features: KeptFeatures | None = None,
     ) -> None:
         super().__init__()
         assert len(sampler.labels) == len(train_rows)
@@ -195,6 +88,8 @@ class DataModule(LightningDataModule):
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
         self.train_cache, self.test_cache, self._on_device = train_cache, test_cache, on_device
         self._held: tuple[OnDevice | None, OnDevice | None] | None = None
+        self.features = features
+        self._stored: tuple[FeatureStore | None, FeatureStore | None] = (None, None)  # of training and of evaluation
         classes, self._labels = renumbered(records.labels[train_rows])
         self.train_classes = len(classes)
         self._fingerprint = fingerprint(records)
@@ -208,6 +103,8 @@ class DataModule(LightningDataModule):
     def num_workers(self) -> int:
         if self._workers != "auto":
             return self._workers
+        if self._stored[0] is not None:  # there is nothing left to do
+            return 0
         if self.train_cache is not None and self.device.type == "cpu":
             return 0
         devices = self.trainer.num_devices if self.trainer else 1
@@ -248,9 +145,10 @@ class DataModule(LightningDataModule):
         """
         self.sampler.rank, self.sampler.world_size = self._ranks()
         repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
-        of = (self.records, self.train_transform, self.train_cache, self.device, self._on_the_device()[0])
-        return _Stream(
-            _TrainSet(self.train_rows, self._labels, self._seed, *of),
+        held, stored = self._on_the_device()[0], self._stored[0]
+        of = (self.records, self.train_transform, self.train_cache, self.device, held, stored)
+        return Stream(
+            TrainSet(self.train_rows, self._labels, self._seed, *of),
             self.sampler,
             start=self.trainer.global_step if self.trainer and not repeats else 0,
             steps=self.trainer.max_steps if self.trainer else 0,
@@ -276,6 +174,47 @@ class DataModule(LightningDataModule):
             assert self.test_cache is not None
             self._held = on_device(self.train_cache, self.test_cache, self.train_rows, len(self.records), self.device)
         return self._held or (None, None)
+
+    def store_features(
+        self, stem: Stem, device: torch.device, precision: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        """Has all images, and augmented copies of those to train on, pass the frozen stages once; batches are stored
+        features from then on.
+
+        Args:
+            stem: on the device.
+            precision: in which training and evaluation compute.
+
+        Raises:
+            UserError: as `build_store`.
+        """
+        kept = self.features
+        assert kept is not None
+
+        def stored(transform: Transform, said: str, rows: np.ndarray, copies: int) -> FeatureStore:
+            images = Copies(rows, copies, self.records, transform, None, torch.device("cpu"), None, None)
+
+            def computed(seen: Tensor) -> Stored:
+                with precision():
+                    return stem.features(seen.to(device))
+
+            def batches(start: int) -> Iterator[Stored]:
+                carried_out = self._carried_out(self.num_workers) | {"pin_memory": False}
+                places = range(start, len(rows) * copies)
+                for batch in Loader(images, sampler=places, batch_size=self.eval_batch_size, **carried_out):
+                    yield computed(batch["image"])
+
+            def blank() -> Stored:
+                return computed(scaled(images[0]["image"])[None])
+
+            settings = f"{said}\n{stem.fingerprint()}\n{copies}"
+            return build_store(self.records, rows, copies, settings, blank, batches, kept.cache_dir)
+
+        whole = stored(self.test_transform, kept.test, np.arange(len(self.records)), 1)
+        own = whole
+        if kept.train != kept.test or kept.copies is not None:
+            own = stored(self.train_transform, kept.train, np.sort(self.records.train_rows), kept.copies or 1)
+        self._stored = own, whole
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Lightning's, before a batch leaves the host."""
@@ -306,11 +245,11 @@ class DataModule(LightningDataModule):
         return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
 
     def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:
-        held = self._on_the_device()[1]
-        of = (self.records, self.test_transform, self.test_cache, self.device, held)
+        held, stored = self._on_the_device()[1], self._stored[1]
+        of = (self.records, self.test_transform, self.test_cache, self.device, held, stored)
         # What is on the device takes less time than to start workers.
         carried_out = self._carried_out(0 if held is not None else self.num_workers)
-        return _Loader(_EvalSet(np.asarray(rows), *of), **batches, **carried_out)
+        return Loader(EvalSet(np.asarray(rows), *of), **batches, **carried_out)
 
     def _carried_out(self, workers: int) -> dict[str, Any]:
         pinned = self.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Any `root/class/image.jpg` tree, split into training and test classes by order or by a CSV file."""
+"""Any `root/class/image.jpg` tree, or a deeper one, split into training and test classes by order or by a CSV file."""
 
 import csv
 import os
@@ -6,6 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,7 @@ def folder(
     name: str = "folder",
     train_fraction: Share = 0.5,
     split_csv: str | None = None,
+    depth: Literal["class", "leaf"] = "class",
     unreadable: Unreadable = "stop",
 ) -> Records:
     """Read a tree with one folder a class.
@@ -33,6 +35,8 @@ def folder(
         name: the dataset's, for reports.
         train_fraction: this share of the classes trains, the first in order of names (rounded to whole classes); the
             rest tests. Not used with `split_csv`.
+        depth: `class`: the folders in `root` are the classes. `leaf`: every folder below that holds images is one, and
+            is called by its path, as `Fruit/Apple`; where all of them lie in `train` and `test`, these are the split.
         split_csv: a file with the columns `class` and `role` (train or test), one line for each class.
         unreadable: `stop` or `skip`, see `dml.data.check`.
 
@@ -40,9 +44,12 @@ def folder(
         UserError: no such folder, no class folders, a class folder without images, a split that leaves one side empty,
             or a CSV file that does not fit the tree.
     """
-    classes = class_folders(Path(root))
+    classes = class_folders(Path(root)) if depth == "class" else leaf_folders(Path(root))
     names = list(classes)
-    roles = _csv_roles(Path(split_csv), names, Path(root)) if split_csv else _ordered_roles(names, train_fraction)
+    if split_csv:
+        roles = _csv_roles(Path(split_csv), names, Path(root))
+    else:
+        roles = (depth == "leaf" and _roles_of_folders(names)) or _ordered_roles(names, train_fraction)
     sizes: list[int] = []  # of the classes
     paths = Paths.of(_listed(classes.values(), sizes))
     labels = np.repeat(np.arange(len(names)), sizes)
@@ -88,17 +95,60 @@ def class_folders(root: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def leaf_folders(root: Path) -> dict[str, Path]:
+    """Path below `root` -> folder, of all folders there that hold images, in the order of their paths (NFC).
+
+    Hidden folders are passed over, and links to folders are not followed.
+
+    Raises:
+        UserError: no such folder, none with images, or two whose paths differ in their Unicode form alone.
+    """
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}: put folders of images there")
+    found: dict[str, Path] = {}
+    for path in _with_images(root):
+        name = unicodedata.normalize("NFC", path.relative_to(root).as_posix())
+        if name in found:
+            raise UserError(f"{root} has two class folders that read {name}, in two forms of Unicode: rename one")
+        found[name] = path
+    if not found:
+        raise UserError(f"{root} has no folder with images ({' '.join(SUFFIXES)}) below it: name another dataset.root")
+    return dict(sorted(found.items()))
+
+
+def _with_images(root: Path) -> Iterator[Path]:
+    """Folders below `root` that hold images themselves, in the order of their paths."""
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name[0] != ".")
+        if Path(place) != root and any(map(_is_image, files)):
+            yield Path(place)
+
+
+def _is_image(name: str) -> bool:
+    return name[0] != "." and name.lower().endswith(SUFFIXES)
+
+
 def images_below(path: Path) -> list[str]:
     """The images of one class, in the order of names.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none; it says where some are.
     """
     with os.scandir(path) as entries:
-        files = [e.path for e in entries if e.name[0] != "." and e.name.lower().endswith(SUFFIXES) and e.is_file()]
+        files = [e.path for e in entries if _is_image(e.name) and e.is_file()]
     if not files:
-        raise UserError(f"class folder {path} has no images ({' '.join(SUFFIXES)}): fill it or remove it")
+        deeper = next(_with_images(path), None)
+        remedy = "fill it or remove it"
+        if deeper is not None:
+            remedy = f"they lie deeper, as in {deeper}: take dataset.depth=leaf, by which each such folder is a class"
+        raise UserError(f"class folder {path} has no images ({' '.join(SUFFIXES)}): {remedy}")
     return sorted(files)
+
+
+def _roles_of_folders(names: list[str]) -> list[str]:
+    """Of classes that lie in `train` and `test`; nothing where some lie elsewhere, or all on one side."""
+    roles = [name.partition("/")[0] for name in names]
+    return roles if set(roles) == {"train", "test"} else []
 
 
 def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:

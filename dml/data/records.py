@@ -105,6 +105,10 @@ class Records:
         """None where the queries are the gallery."""
         return self.rows("gallery") if "gallery" in self.roles else None
 
+    def class_of(self, row: int) -> str:
+        """The name of a row's class."""
+        return self.class_names[int(self.labels[row])]
+
     def subset(self, rows: np.ndarray) -> "Records":
         """These rows `[n]` alone, in this order; classes that lose all images go, the others are renumbered."""
         classes, labels = renumbered(self.labels[rows])

@@ -151,3 +151,12 @@ def check_transform(transform: Transform, size: int, option: str, draws: bool = 
             )
         if drawn and not draws:
             raise UserError(f"{option} is random, and an evaluation has to see the same each time: leave that out.")
+
+
+def transform_draws(transform: Transform, size: int) -> bool:
+    """Whether a transform, checked, takes from the random generator."""
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        for picture in pictures(size):
+            transform.pixels(transform.prepared(picture))
+        return not torch.equal(before, torch.get_rng_state())

@@ -82,9 +82,9 @@ METRICS = (
         tables=("run", "compare"),
         places={
             "test": "Recall@1",
+            "untrained": "untrained",
             "learners/mean": "mean learner",
             "slices/mean": "mean slice",
-            "untrained": "untrained",
         },
     ),
     Metric("recall@K", "Recall@K", "R@K", per_learner=True, tables=("run",)),

@@ -10,7 +10,7 @@ Identical embeddings always tie; different ones at the same distance do as far a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +72,14 @@ def evaluate(
     """
     ks = as_ks(ks)
     ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block, shared=shared)
+    result = averages(ranking, ks)
+    if clustering:
+        result |= cluster(embeddings, labels.labels if isinstance(labels, Layout) else labels, seed=seed)
+    return result
+
+
+def averages(ranking: Ranking, ks: Sequence[int]) -> dict[str, float]:
+    """What `evaluate` returns of a ranking. Raises UserError where no query has a positive."""
     found = ranking.positives > 0
     if not found.any():
         raise UserError(
@@ -80,8 +88,6 @@ def evaluate(
     best = ranking.best_rank[found]
     result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
     result |= {name: float(values[found].mean()) for name, values in ranking.values.items()}
-    if clustering:
-        result |= cluster(embeddings, labels.labels if isinstance(labels, Layout) else labels, seed=seed)
     return result | {"queries": float(len(found)), "queries_without_positive": float((~found).sum())}
 
 
@@ -138,6 +144,25 @@ def rank(
             values[name][at] = of_rows
     if shared:
         best, values = sum_of_shards(best), {name: sum_of_shards(of_all) for name, of_all in values.items()}
+    by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
+    return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
+
+
+def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
+    """As `rank`, of scores from elsewhere.
+
+    Args:
+        scores: rows `[b]` of the queries -> `[b,M]`, the larger the nearer.
+        layout: of the labels.
+    """
+    best = torch.zeros_like(layout.positives)
+    values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in of_queries()}
+    for at in layout.rows.split(TILE):
+        strip = Strip(scores(at)[:, layout.order], None, len(layout.order))
+        positives = layout.positives[at]
+        best[at], ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
+        for name, of_query in of_queries().items():
+            values[name][at] = of_query(ranks, positives)
     by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
     return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
 

@@ -19,6 +19,7 @@ from dml.evaluation.layout import Layout
 from dml.evaluation.metric import HEADLINE, declared, of_queries
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
+from dml.evaluation.reranking import Reranker
 from dml.evaluation.splits import EvaluatedPart, Split
 
 
@@ -48,6 +49,8 @@ class Conventional:
     axes: tuple[Axis, ...] = ()  # numbers that tell its trainings apart: a single one
     of_test = tuple(of_queries())  # metrics of its test beside Recall@K
     keeps_embeddings = False  # of the test images, in the run's folder
+    one_gallery = True  # for all queries, so that there is a `ranking`
+    rerank: Reranker | None = None  # what the last evaluation ranks the test by too
 
     def __init__(
         self,
@@ -172,6 +175,7 @@ class AcrossCameras(Conventional):
     """
 
     of_test = ("map", "map_toolkit")
+    one_gallery = False
 
     def parted(self, records: Records) -> Split:
         """Raises UserError for a data set without cameras or without a gallery of its own."""
@@ -219,6 +223,7 @@ class OneImageGallery(Conventional):
     """
 
     of_test = ("map",)
+    one_gallery = False
 
     def __init__(self, *, draws: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)

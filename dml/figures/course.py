@@ -4,50 +4,73 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dml.evaluation.metric import HEADLINE
-from dml.figures.style import canvas, height, shade, wrapped
+from dml.figures.style import canvas, height, legend_above, shade, wrapped
 
 RATE, NORM = "train/lr/", "train/gradient_norm/"  # what is logged beside the terms of the loss
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Loss terms over steps beside Recall@1 over steps, from the records of `metrics.jsonl`; and the rates of the
-    parameter groups, where they changed."""
+    parameter groups, where they changed. What was not logged has no panel."""
     logged = dict.fromkeys(key for record in records for key in record if key.startswith("train/"))
     lines = {name: [(record["step"], record[name]) for record in records if name in record] for name in logged}
     rates = {name: points for name, points in lines.items() if name.startswith(RATE)}
-    changed = any(len({rate for _, rate in points}) > 1 for points in rates.values())
-    figure = canvas(12 if changed else 9, 3.2)
-    loss, recall, *rest = figure.subplots(1, 3 if changed else 2)
-    _draw(loss, {name: points for name, points in lines.items() if not name.startswith((RATE, NORM))}, "train/")
-    for axes in rest:
-        _draw(axes, rates, RATE)
-        axes.set(xlabel="step", ylabel="learning rate", yscale="log")
+    losses = {name: points for name, points in lines.items() if not name.startswith((RATE, NORM))}
+    if len(losses) == 2 and len({tuple(points) for points in losses.values()}) == 1:
+        losses.pop("train/metric", None)  # the only term, which would lie under their sum
     monitored = "validation" if any(f"validation/{HEADLINE}" in record for record in records) else "test"
-    shown = {f"{monitored}/{HEADLINE}": "ensemble"}
-    if monitored == "test":
-        shown[f"learners/mean/{HEADLINE}"] = "mean learner"
-    if any(f"seen/{HEADLINE}" in record for record in records):
-        shown[f"seen/{HEADLINE}"] = "training images"
-    for name, label in shown.items():
-        points = [(record["step"], record[name]) for record in records if name in record]
-        recall.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label, linewidth=1)
-    loss.set(xlabel="step", ylabel="training loss")
-    seen = " and training" if f"seen/{HEADLINE}" in shown else ""
-    recall.set(xlabel="step", ylabel=f"Recall@1 on {monitored}{seen} classes")
-    for axes, corner in ((loss, "upper right"), (recall, "lower right"), *((axes, "lower left") for axes in rest)):
-        if axes.lines:  # a training shorter than trainer.log_every has no losses
-            axes.legend(frameon=False, fontsize=8, loc=corner)
+    recalls = {
+        label: points
+        for name, label in _recalls(monitored, records).items()
+        if (points := [(record["step"], record[name]) for record in records if name in record])
+    }
+    seen = " and training" if "training images" in recalls else ""
+    panels = [
+        ("training loss", {name.removeprefix("train/"): points for name, points in losses.items()}, {}),
+        (f"Recall@1 on {monitored}{seen} classes", recalls, {"marker": "o", "markersize": 3}),
+    ]
+    if constant_rates(records) is None:
+        panels.append(("learning rate", {name.removeprefix(RATE): points for name, points in rates.items()}, {}))
+    shown = [panel for panel in panels if panel[1]]
+    figure = canvas(max(5.0, 4.5 * len(shown)), 3.4)
+    for axes, (title, of_panel, style) in zip(
+        figure.subplots(1, max(1, len(shown)), squeeze=False)[0], shown, strict=True
+    ):
+        for label, points in of_panel.items():
+            alone = {} if len(points) > 1 else {"marker": "o", "markersize": 3}  # a line of one point is not seen
+            axes.plot(*zip(*points, strict=True), label=label, linewidth=1, **(alone | style))
+        axes.set(xlabel="step", ylabel=title)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if title == "learning rate":
+            axes.set_yscale("log")
+        legend_above(axes)
         axes.grid(alpha=0.3)
     return figure
 
 
-def _draw(axes: Axes, lines: Mapping[str, Sequence[tuple[int, float]]], prefix: str) -> None:
-    for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), label=name.removeprefix(prefix), linewidth=1)
+def constant_rates(records: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The rate of each parameter group that was logged, where none changed; None where one did."""
+    found: dict[str, set[float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith(RATE):
+                found.setdefault(name.removeprefix(RATE), set()).add(value)
+    if any(len(values) > 1 for values in found.values()):
+        return None
+    return {name: values.pop() for name, values in found.items()}
+
+
+def _recalls(monitored: str, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Names in the records, and what they are called; a single learner is the ensemble and has no mean."""
+    several = any("learners/1/" in name for record in records for name in record)
+    shown = {f"{monitored}/{HEADLINE}": "ensemble" if several else "embedding"}
+    if monitored == "test" and several:
+        shown[f"learners/mean/{HEADLINE}"] = "mean learner"
+    return shown | {f"seen/{HEADLINE}": "training images"}
 
 
 def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -63,6 +86,21 @@ def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
     return figure
 
 
+def reclustered(records: Sequence[Mapping[str, Any]]) -> str:
+    """A remark for a caption, where images were grouped once and never again; else nothing."""
+    steps = [record["step"] for record in records if "clusters/0/images" in record]
+    return f". They were grouped once, at step {steps[0]}, and never again in this run" if len(steps) == 1 else ""
+
+
+def _one_clustering(images: Sequence[float], step: int) -> Figure:
+    """There is no course of a single clustering, only its sizes."""
+    figure = canvas(6, 3.2)
+    axes = figure.subplots()
+    axes.bar(range(len(images)), images, color=[shade(k, len(images)) for k in range(len(images))])
+    axes.set(xlabel="learner", ylabel=f"training images, at step {step}", xticks=range(len(images)))
+    return figure
+
+
 def clusters_over_steps(records: Sequence[Mapping[str, Any]]) -> Figure:
     """How many images each learner's cluster has, and how much of its last one it kept, from `metrics.jsonl`."""
     figure = canvas(9, 3.2)
@@ -70,6 +108,8 @@ def clusters_over_steps(records: Sequence[Mapping[str, Any]]) -> Figure:
     grouped = [record for record in records if "clusters/0/images" in record]
     learners = sum(name.endswith("/images") for name in grouped[0])
     steps = [record["step"] for record in grouped]
+    if len(grouped) == 1:
+        return _one_clustering([grouped[0][f"clusters/{k}/images"] for k in range(learners)], steps[0])
     bottom = np.zeros(len(grouped))
     width = 0.8 * min(np.diff(steps), default=1)
     for k in range(learners):

@@ -1,15 +1,16 @@
 """Pictures of the learners and their embeddings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from dml.evaluation.evaluator import Embedded, self_cosines
 from dml.evaluation.metric import HEADLINE, metric
-from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas
+from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas, legend_above
 
 
 def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
@@ -19,8 +20,9 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
     axes.bar(range(learners), [metrics[f"learners/{i}/{HEADLINE}"] for i in range(learners)], color=BLUE)
     axes.axhline(metrics[f"test/{HEADLINE}"], color=RED, linestyle="--", label="ensemble")
     axes.axhline(metrics[f"untrained/{HEADLINE}"], color=GREY, linestyle=":", label="untrained ensemble")
-    axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners), ylim=(0, 1))
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.set(xlabel="learner", ylabel="Recall@1", xticks=range(learners))
+    axes.set_ylim(0)
+    legend_above(axes, columns=1)
     return figure
 
 
@@ -33,7 +35,7 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
     for name in names:
         values = [metrics[f"first/{m}/{name}"] for m in counts]
         axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=metric(name).title)
-    axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts), ylim=(0, 1))
+    axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts))
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     return figure
@@ -43,13 +45,8 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
     """Distances `[P]`, `[Q]` of negative pairs within a cluster and between clusters (DCES Fig. 8)."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()
-    bins = np.linspace(0, 2, 81).tolist()  # of unit vectors
-    for name, distances, colour in (("within a cluster", within, RED), ("between clusters", between, GREEN)):
-        if len(distances):
-            label = f"{name}, mean {distances.mean():.3f}"
-            axes.hist(distances.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
-    axes.set(xlabel="distance of a negative pair", ylabel="density")
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    _histograms(axes, {"within a cluster": (within, RED), "between clusters": (between, GREEN)}, (0, 2))
+    axes.set(xlabel="Euclidean distance of a negative pair", ylabel="density")
     return figure
 
 
@@ -66,12 +63,73 @@ def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0
     kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}
     if embedded.embeddings.shape[1] > 1:
         kinds["self pairs"] = (self_cosines(embedded.embeddings), GREEN)
-    bins = np.linspace(-1, 1, 101).tolist()
-    for name, (values, colour) in kinds.items():
+    _histograms(axes, kinds, (-1, 1))
+    axes.set(xlabel="cosine similarity", ylabel="density")
+    return figure
+
+
+def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tuple[float, float]) -> None:
+    """Of some kinds of values within limits, on the range that they have; what has no value is left out.
+
+    Bins are as wide as those of Freedman and Diaconis for the kind with the fewest values, and at most 80: narrower
+    ones would be empty here and there, and look like a comb.
+    """
+    there = {name: (values.double().numpy(), colour) for name, (values, colour) in kinds.items() if len(values)}
+    if not there:
+        return
+    every = np.concatenate([values for values, _ in there.values()])
+    low, high = (float(np.clip(np.quantile(every, q), *limits)) for q in (0.0005, 0.9995))
+    margin = max(0.03 * (high - low), 1e-4)
+    low, high = max(limits[0], low - margin), min(limits[1], high + margin)
+    widths = [
+        2 * float(np.subtract(*np.quantile(values, (0.75, 0.25)))) * len(values) ** (-1 / 3)
+        for values, _ in there.values()
+    ]
+    count = int(np.clip((high - low) / max(*widths, 1e-9), 10, 80))
+    bins = np.linspace(low, high, count + 1).tolist()
+    for name, (values, colour) in there.items():
         label = f"{name}, mean {values.mean():.3f}"
-        axes.hist(values.numpy(), bins=bins, density=True, color=colour, alpha=0.5, label=label)
-    axes.set(xlabel="cosine similarity", ylabel="density", xlim=(-1, 1))
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+        shown = np.clip(values, low, high)  # the few beyond stand in the outermost bins
+        axes.hist(shown, bins=bins, density=True, color=colour, alpha=0.35, histtype="stepfilled")
+        axes.hist(shown, bins=bins, density=True, color=colour, histtype="step", linewidth=1.2, label=label)
+    axes.set_xlim(low, high)
+    legend_above(axes, columns=1)
+
+
+def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
+    """Recall@1 of classes over how many images they have: each class, and the mean of each fifth of the classes."""
+    figure = canvas(6, 3.2)
+    axes = figure.subplots()
+    axes.plot(sizes, recalls, "o", color=BLUE, markersize=4, alpha=0.5, markeredgewidth=0, label="a class")
+    fifths = [part for part in np.array_split(np.argsort(sizes, kind="stable"), 5) if len(part)]
+    means = [(np.mean(np.take(sizes, part)), np.mean(np.take(recalls, part))) for part in fifths]
+    axes.plot(*zip(*means, strict=True), color=RED, marker="s", linewidth=1.5, label="mean of a fifth of the classes")
+    if max(sizes) / min(sizes) >= 8:
+        axes.set_xscale("log")
+    axes.set(xlabel="test images of the class", ylabel="Recall@1")
+    axes.grid(alpha=0.3)
+    legend_above(axes, columns=2)
+    return figure
+
+
+def embedding_map(points: np.ndarray, right: np.ndarray, title: str) -> Figure:
+    """Test images in two dimensions, those whose nearest image is wrong as crosses.
+
+    Args:
+        points: `[N,2]`.
+        right: `[N]` bool.
+        title: how they were projected.
+    """
+    figure = canvas(6, 5)
+    axes = figure.subplots()
+    for label, chosen, colour, marker in (
+        ("nearest image right", right, BLUE, "o"),
+        ("nearest image wrong", ~right, RED, "x"),
+    ):
+        x, y = points[chosen].T
+        axes.scatter(x, y, s=8, c=colour, marker=marker, linewidths=0.8, alpha=0.6, label=label)
+    axes.set(xticks=[], yticks=[], xlabel=title)
+    legend_above(axes, columns=2)
     return figure
 
 

@@ -1,6 +1,7 @@
 """Pictures made of images: neighbours, clusters, queries."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -10,60 +11,66 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from dml.evaluation.evaluator import Embedded
-from dml.evaluation.layout import Layout
-from dml.evaluation.metrics import rank
 from dml.evaluation.neighbours import nearest
 from dml.figures.style import GREY, RIGHT, WRONG, thumbnail
 
+FONTS = f"{matplotlib.get_data_path()}/fonts/ttf/"
+
 
 def cluster_images(
-    clusters: np.ndarray, learners: int, rows: np.ndarray, open_image: Any, count: int = 12, side: int = 72
+    clusters: np.ndarray,
+    learners: int,
+    rows: np.ndarray,
+    open_image: Any,
+    name: Callable[[int], str],
+    count: int = 12,
+    side: int = 72,
 ) -> Image.Image:
-    """Random images of each learner's cluster, a row a learner.
+    """Random images of each learner's cluster, a row a learner, with their classes below.
 
     Args:
         clusters: `[N]`, 0 to `learners` - 1.
         rows: `[N]`, of the records.
         open_image: row of the records -> RGB image.
+        name: row of the records -> its class.
     """
     rng = np.random.default_rng(0)
     lines = []
     for k in range(learners):
         members = np.flatnonzero(clusters == k)
         chosen = rng.choice(members, min(count, len(members)), replace=False)
-        tiles = [(thumbnail(open_image(int(rows[i])), side, GREY), "") for i in chosen]
+        tiles = [(thumbnail(open_image(int(rows[i])), side, GREY), name(int(rows[i]))) for i in chosen]
         lines.append((f"learner {k}: {len(members)} images", tiles))
     return sheet(lines, count, side)
 
 
 def easiest_queries(
-    queries: Embedded, gallery: Embedded | None, open_image: Any, count: int = 10, side: int = 72
+    best: np.ndarray, rows: np.ndarray, open_image: Any, name: Callable[[int], str], count: int = 10, side: int = 72
 ) -> Image.Image:
     """Queries that one learner answers and the others do not, a row a learner (DCES Fig. 9).
 
     Those of a learner have Recall@1 = 1 for it, and stand in the order of how far the best of all other learners is
-    from an answer; the rank of its nearest positive is printed below.
+    from an answer; the rank of its nearest positive is printed below, with the class.
+
+    Args:
+        best: `[L,Q]`, the rank of the nearest positive of each query for each learner alone; 0 without one.
+        rows: `[Q]`, of the records.
+        open_image: row of the records -> RGB image.
+        name: row of the records -> its class.
     """
-    layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
-
-    def best_rank(i: int) -> np.ndarray:
-        there = None if gallery is None else gallery.embeddings[:, i]
-        return rank(queries.embeddings[:, i], layout, gallery=there).best_rank
-
-    best = np.stack([best_rank(i) for i in range(queries.embeddings.shape[1])])  # [L,Q]; 0 without a positive
     lines = []
     for i, own in enumerate(best):
         others = np.delete(best, i, axis=0).min(0)
         alone = np.flatnonzero((own == 1) & (others > 1))
         chosen = alone[np.argsort(-others[alone], kind="stable")][:count]
-        tiles = [(thumbnail(open_image(int(queries.rows[q])), side, GREY), str(others[q])) for q in chosen]
+        tiles = [(thumbnail(open_image(int(rows[q])), side, GREY), f"{others[q]} {name(int(rows[q]))}") for q in chosen]
         lines.append((f"learner {i}: {len(alone)} of {len(own)} queries", tiles))
     return sheet(lines, count, side)
 
 
 def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], columns: int, side: int) -> Image.Image:
     """Rows of thumbnails, each with a title above, and with a word below each thumbnail."""
-    font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans.ttf", 12)
+    font, small = (ImageFont.truetype(FONTS + "DejaVuSans.ttf", size) for size in (12, 10))
     step, above, below = side + 8, 20, 18 if any(word for _, tiles in lines for _, word in tiles) else 4
     height = above + side + below
     sheet = Image.new("RGB", (step * columns, height * len(lines)), "white")
@@ -72,55 +79,113 @@ def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], column
         draw.text((4, y * height + 3), title, fill="black", font=font)
         for x, (picture, word) in enumerate(tiles):
             sheet.paste(picture, (x * step, y * height + above))
-            draw.text((x * step + 4, y * height + above + side + 2), word, fill="black", font=font)
+            draw.text(
+                (x * step + 4, y * height + above + side + 2), fitting(word, small, side), fill="black", font=small
+            )
     return sheet
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The nearest images of each query, nearest first.
+
+    Attributes:
+        indices: `[Q,k]` int64, places in what is searched.
+        distances: `[Q,k]` float32, of concatenated embeddings.
+    """
+
+    indices: np.ndarray
+    distances: np.ndarray
+
+
+def neighbours_of(queries: Embedded, gallery: Embedded | None, cameras: np.ndarray | None, k: int) -> Neighbours:
+    """The k nearest of the gallery, or of the other queries without one; fewer where there are no more.
+
+    Args:
+        cameras: of all rows; where given, images of the query's class from its own camera are left out.
+    """
+    searched = gallery or queries
+    out = None if cameras is None else _OwnCamera(queries, searched, cameras)
+    most = 0 if out is None else out.most
+    k = min(k, len(searched.labels) - (gallery is None) - most)
+    where = None if gallery is None else gallery.embeddings.flatten(1)
+    distances, found = nearest(queries.embeddings.flatten(1), where, k=k + most)
+    if out is not None:  # moves behind the others
+        order = out.of(found).argsort(1, kind="stable")
+        distances, found = (np.take_along_axis(values, order, 1) for values in (distances, found))
+    return Neighbours(found[:, :k], distances[:, :k])
+
+
+class _OwnCamera:
+    """Which neighbours have the query's class and camera; memory is that of the neighbours alone."""
+
+    def __init__(self, queries: Embedded, searched: Embedded, cameras: np.ndarray) -> None:
+        def pairs(of: Embedded) -> np.ndarray:  # a class and a camera, as one number
+            return of.labels.cpu().numpy() * (int(cameras.max()) + 1) + cameras[of.rows.cpu().numpy()]
+
+        self.queries, self.searched = pairs(queries), pairs(searched)
+        there, counts = np.unique(self.searched, return_counts=True)
+        left_out = counts[np.isin(there, self.queries)]
+        self.most = int(left_out.max()) if len(left_out) else 0
+
+    def of(self, found: np.ndarray) -> np.ndarray:
+        """Places `[Q,k]` -> bool."""
+        own: np.ndarray = self.searched[found] == self.queries[:, None]
+        return own
 
 
 def retrieval_gallery(
     queries: Embedded,
-    gallery: Embedded | None,
+    searched: Embedded,
+    neighbours: Neighbours,
+    right: np.ndarray,
     open_image: Any,
-    cameras: np.ndarray | None = None,
+    name: Callable[[int], str],
     count: int = 10,
-    k: int = 8,
     side: int = 88,
 ) -> Image.Image:
     """Random queries and their nearest neighbours, right ones framed green and ticked, wrong ones red and crossed.
 
-    Half of the rows are queries whose nearest neighbour is wrong, if there are that many.
+    Half of the rows are queries whose nearest neighbour is wrong, if there are that many. Below each image stands its
+    class.
 
     Args:
+        searched: what `neighbours` are places in.
+        right: `[Q]` bool, whether the nearest is right.
         open_image: row of the records -> RGB image.
-        cameras: of all rows; where given, images of the query's class from its own camera are left out.
+        name: row of the records -> its class.
     """
-    chosen_from = gallery or queries
-    left_out, most = None, 0
-    if cameras is not None:
-        own = cameras[queries.rows.cpu().numpy()][:, None] == cameras[chosen_from.rows.cpu().numpy()]
-        left_out = own & (queries.labels[:, None] == chosen_from.labels).cpu().numpy()  # [Q,M]
-        most = int(left_out.sum(1).max())
-    k = min(k, len(chosen_from.labels) - (gallery is None) - most)
-    where = None if gallery is None else gallery.embeddings.flatten(1)
-    found = nearest(queries.embeddings.flatten(1), where, k=k + most)[1]
-    if left_out is not None:  # moves behind the others
-        found = np.take_along_axis(found, np.take_along_axis(left_out, found, 1).argsort(1, kind="stable"), 1)
-    neighbours = torch.as_tensor(found[:, :k])
-    right = chosen_from.labels.cpu()[neighbours] == queries.labels.cpu()[:, None]  # [Q,k]
-    rows = _half_wrong(right[:, 0], count)
-    font = ImageFont.truetype(str(matplotlib.get_data_path()) + "/fonts/ttf/DejaVuSans-Bold.ttf", 13)
-    step, gap = side + 8, 24
-    sheet = Image.new("RGB", (step * (k + 1) + gap, step * len(rows) + 20), "white")
+    rows = _half_wrong(torch.as_tensor(right), count)
+    places = neighbours.indices
+    font = ImageFont.truetype(FONTS + "DejaVuSans-Bold.ttf", 13)
+    small = ImageFont.truetype(FONTS + "DejaVuSans.ttf", 10)
+    step, gap, below = side + 8, 24, 16
+    sheet = Image.new("RGB", (step * (places.shape[1] + 1) + gap, (step + below) * len(rows) + 20), "white")
     draw = ImageDraw.Draw(sheet)
     draw.text((4, 2), "query", fill="black", font=font)
     draw.text((step + gap, 2), "nearest neighbours, nearest first", fill="black", font=font)
     for y, query in enumerate(rows):
-        sheet.paste(thumbnail(open_image(int(queries.rows[query])), side, GREY), (0, 20 + y * step))
-        for x, neighbour in enumerate(neighbours[query]):
-            good = bool(right[query, x])
-            picture = thumbnail(open_image(int(chosen_from.rows[neighbour])), side, RIGHT if good else WRONG)
+        top, own = 20 + y * (step + below), int(queries.rows[query])
+        sheet.paste(thumbnail(open_image(own), side, GREY), (0, top))
+        draw.text((2, top + side + 1), fitting(name(own), small, side), fill="black", font=small)
+        for x, place in enumerate(places[query]):
+            row = int(searched.rows[int(place)])
+            good = bool(searched.labels[int(place)] == queries.labels[query])
+            picture = thumbnail(open_image(row), side, RIGHT if good else WRONG)
             mark(picture, good)
-            sheet.paste(picture, (gap + (x + 1) * step, 20 + y * step))
+            left = gap + (x + 1) * step
+            sheet.paste(picture, (left, top))
+            draw.text((left + 2, top + side + 1), fitting(name(row), small, side), fill="black", font=small)
     return sheet
+
+
+def fitting(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
+    """As much of a text as a width in pixels has room for."""
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"
 
 
 def _half_wrong(first_right: Tensor, count: int, seed: int = 0) -> list[int]:

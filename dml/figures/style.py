@@ -34,6 +34,23 @@ def height(labels: Iterable[str]) -> float:
     return 0.15 * sum(label.count("\n") + 1 for label in labels)
 
 
+def legend_above(axes: Axes, columns: int = 3) -> None:
+    """A legend outside the axes, where it lies on no curve; none for no line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = min(columns, len(handles))
+        axes.legend(
+            handles,
+            labels,
+            frameon=False,
+            fontsize=8,
+            ncols=columns,
+            loc="lower center",
+            bbox_to_anchor=(0.5, 1.0),
+            borderaxespad=0.2,
+        )
+
+
 def shade(k: int, count: int) -> tuple[float, float, float, float]:
     return matplotlib.colormaps["viridis"](k / max(1, count - 1) * 0.9)
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, wrapped
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, legend_above, wrapped
 
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs."""
+    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs, None of one."""
 
     line: str
     learners: int
     params: float
     flops: float
     recall: float
-    std: float
+    std: float | None
 
 
 def recall_and_cost(points: Sequence[Point]) -> Figure:
@@ -30,25 +30,33 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
     for line, label in labels.items():
         on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
         for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
-            recalls, stds = [p.recall for p in on_line], [p.std for p in on_line]
+            recalls, stds = [p.recall for p in on_line], bars([p.std for p in on_line])
             axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
             for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
-    left.set(xlabel="parameters, millions", ylabel="Recall@1")
-    right.set(xlabel="multiply-adds of an image, 1e9")
+    left.set(xlabel="parameters (millions)", ylabel="Recall@1")
+    right.set(xlabel="multiply-adds of an image (billions)")
     for axes in (left, right):
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
     return figure
 
 
+def bars(stds: Sequence[float | None]) -> list[float] | None:
+    """Error bars of these standard deviations; NaN draws none, and None where no point has one: of one run there is
+    none."""
+    if all(std is None for std in stds):
+        return None
+    return [math.nan if std is None else std for std in stds]
+
+
 @dataclass(frozen=True)
 class Measured:
-    """A metric at a number of a sweep: its mean over repetitions and their standard deviation."""
+    """A metric at a number of a sweep: its mean over repetitions and their standard deviation, None of one."""
 
     x: float
     mean: float
-    std: float
+    std: float | None
 
 
 def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collection[str] = ()) -> Figure:
@@ -58,7 +66,7 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
     axes = figure.subplots()
     for line, points in lines.items():
         points = sorted(points, key=lambda point: point.x)
-        values, stds = [point.mean for point in points], [point.std for point in points]
+        values, stds = [point.mean for point in points], bars([point.std for point in points])
         xs = [point.x for point in points]
         style = "--" if line in dashed else "-"
         axes.errorbar(xs, values, yerr=stds, fmt=f"o{style}", markersize=4, linewidth=1, capsize=3, label=labels[line])
@@ -103,7 +111,7 @@ def difference_plot(
     figure = canvas(7, 3.2)
     axes = figure.subplots()
     every = np.concatenate(list(draws.values()))
-    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 81).tolist()
+    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 41).tolist()  # a query more or less is a step of 1/Q
     for i, (name, values) in enumerate(draws.items()):
         axes.hist(
             values, bins=bins, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
@@ -112,7 +120,7 @@ def difference_plot(
     axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
     axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
     axes.set(xlabel=title, yticks=[])
-    axes.legend(frameon=False, fontsize=8)
+    legend_above(axes, columns=2)
     return figure
 
 

@@ -6,14 +6,16 @@ N images, L learners, d width of one learner, D = L*d.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,6 +29,10 @@ from dml.methods.base import Method
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
+
+T = TypeVar("T")
+
+EXPORTED = "model.ckpt"  # the checkpoint of a folder that was exported: it has one
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,10 @@ class Trained:
     def embed(self, images: Tensor) -> Tensor:
         """`[B,3,H,W]` -> learners `[B,L,d]` float32 on the CPU, each of unit norm."""
         return self.method.embed(images.to(self.method.device)).float().cpu()
+
+    def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
+        """`[3,H,W]` each -> learners `[B,L,d]`."""
+        return self.embed(torch.stack(list(images))).numpy()
 
     def digest(self) -> str:
         """The same of the same weights, shown images in the same way, whatever file they lie in."""
@@ -132,7 +142,7 @@ def embed_files(
     found = Embedded(np.empty(0))
     learners = []
     bar = tqdm(total=len(files), desc="embedding", leave=False, disable=None)
-    for batch in _opened(trained.transform, files, batch_size):
+    for batch in opened(trained.transform, in_batches(files, batch_size), picture_of):
         images = [image for _, image in batch if isinstance(image, Tensor)]
         found.files += [file for file, image in batch if isinstance(image, Tensor)]
         found.unreadable |= {file: image for file, image in batch if isinstance(image, str)}
@@ -142,35 +152,57 @@ def embed_files(
     bar.close()
     if found.unreadable and not (skip and learners):
         remedy = "name others" if skip else "repair or remove them, or leave them out with --skip"
-        raise UserError(f"{_unreadable(found.unreadable)}: {remedy}.")
+        raise UserError(f"{unreadable_sentence(found.unreadable)}: {remedy}.")
     found.learners = torch.cat(learners).numpy()
-    apart = np.abs(np.linalg.norm(found.learners, axis=2) - 1)
-    if broken := [file for file, ok in zip(found.files, (apart < UNIT).all(1), strict=True) if not ok]:
+    check_norms(trained, found.files, found.learners)
+    return found
+
+
+def check_norms(trained: Trained, files: Sequence[Path], learners: np.ndarray) -> None:
+    """Raises UserError where embeddings `[N,L,d]` of some images are none."""
+    apart = np.abs(np.linalg.norm(learners, axis=2) - 1)
+    if broken := [file for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
         raise UserError(
             f"{trained.checkpoint} makes vectors that are NaN or not of unit norm of {_some(broken)}: its weights "
             "cannot be used; choose another with --checkpoint."
         )
-    return found
 
 
-def _opened(transform: Transform, files: Sequence[Path], batch_size: int) -> Iterator[list[tuple[Path, Tensor | str]]]:
-    """Batches of files with their images `[3,S,S]`, or why there is none; the next is opened while one is used."""
+def picture_of(file: Path) -> Image.Image:
+    """What an image file shows. Raises whatever PIL's decoders do."""
+    return decode(str(file))
 
-    def image(file: Path) -> Tensor | str:
+
+def opened(
+    transform: Transform, batches: Sequence[Sequence[T]], picture: Callable[[T], Image.Image]
+) -> Iterator[list[tuple[T, Tensor | str]]]:
+    """Batches with their images `[3,S,S]`, or why there is none; the next is opened while one is used.
+
+    Args:
+        picture: opens one.
+    """
+
+    def image(file: T) -> Tensor | str:
         try:
-            return transform(decode(str(file)))
+            return transform(picture(file))
         except Exception as error:  # whatever PIL's decoders raise
             return reason(error)
 
-    parts = [files[at : at + batch_size] for at in range(0, len(files), batch_size)]
     with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        ahead = [pool.submit(image, file) for file in parts[0]]
-        for i, part in enumerate(parts):
-            now, ahead = ahead, [pool.submit(image, file) for file in (parts[i + 1] if i + 1 < len(parts) else ())]
-            yield [(file, future.result()) for file, future in zip(part, now, strict=True)]
+        ahead = [pool.submit(image, file) for file in (batches[0] if batches else ())]
+        for i, batch in enumerate(batches):
+            following = batches[i + 1] if i + 1 < len(batches) else ()
+            now, ahead = ahead, [pool.submit(image, file) for file in following]
+            yield [(file, future.result()) for file, future in zip(batch, now, strict=True)]
 
 
-def _unreadable(files: dict[Path, str]) -> str:
+def in_batches(files: Sequence[T], size: int) -> list[Sequence[T]]:
+    """`files` in pieces of a size; the last may have fewer."""
+    return [files[at : at + size] for at in range(0, len(files), size)]
+
+
+def unreadable_sentence(files: dict[Path, str]) -> str:
+    """Names images that cannot be read; without a full stop."""
     first, reason = next(iter(files.items()))
     if len(files) == 1:
         return f"the image {shown_path(first)} cannot be read ({reason})"
@@ -219,10 +251,12 @@ def _below(folder: Path) -> list[Path]:
 
 def _checkpoint(run: Path, name: str) -> Path:
     """Raises UserError where the run has no checkpoint of that name."""
-    folder = RunFolder(run)
-    path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
+    if (run / EXPORTED).is_file() and not (run / "checkpoints").exists():
+        return run / EXPORTED
+    folder = RunFolder(run)
+    path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():
         others = [other for other in CHECKPOINTS if (path.parent / f"{other}.ckpt").is_file()]
         have = f"it has {', '.join(others)}" if others else "name the folder of a run that was trained"
@@ -241,7 +275,7 @@ def _device(name: str) -> torch.device:
 def report_skipped(found: Embedded) -> None:
     """Says which images were left out, if any."""
     if found.unreadable:
-        print(f"Left out: {_unreadable(found.unreadable)}.")
+        print(f"Left out: {unreadable_sentence(found.unreadable)}.")
 
 
 def write_embeddings(

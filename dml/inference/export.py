@@ -21,9 +21,11 @@ from torch.export import Dim, ExportedProgram
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
 from dml.files import atomic_path, write_atomically
-from dml.inference.embedding import Trained
+from dml.inference.embedding import EXPORTED, Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
+from dml.models.backbones.trained import merge_adapters
+from dml.models.backbones.transformer import Block
 
 FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
 
@@ -44,6 +46,7 @@ class Embedding(nn.Module):
     def __init__(self, method: Method) -> None:
         super().__init__()
         # torch.export.save warns of weights that are laid out otherwise.
+        merge_adapters(method)
         self.method = method.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -65,8 +68,13 @@ def traced(network: Embedding, image_size: int) -> ExportedProgram:
     """The graph of the network for images of that size, in batches of any.
 
     Raises:
-        UserError: a network whose operators no graph can hold.
+        UserError: a network whose operators no graph can hold, as a transformer's tokens beside its map.
     """
+    if any(isinstance(module, Block) and module.count for module in network.modules()):
+        raise UserError(
+            "A transformer whose class or registers have tokens beside its map cannot be exported, for torch.export "
+            "does not trace them: choose another backbone, such as swin_tiny or convnext_tiny."
+        )
     images = torch.zeros(TRACED, 3, image_size, image_size)
     try:
         with torch.no_grad():
@@ -172,6 +180,16 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
     return apart
 
 
+def checkpoint_of(trained: Trained) -> dict[str, Any]:
+    """What `Trained.of` needs of a checkpoint and no more: no optimizer, no losses, no path of the user's."""
+    said = OmegaConf.to_container(trained.config, resolve=True)
+    assert isinstance(said, dict)
+    of_a_run: dict[str, Any] = {name: {} for name in ("trainer", "paths", "protocol", "dataset")}
+    weights = {name: value.cpu() for name, value in trained.method.state_dict().items() if isinstance(value, Tensor)}
+    network = {name: value for name, value in weights.items() if not name.startswith("losses.")}
+    return {"state_dict": network, "config": of_a_run | said, "finished": True, "global_step": trained.step}
+
+
 def described(transform: Transform) -> list[str]:
     """What a picture goes through before it is an input, step by step."""
     steps = [*([] if transform.first is None else [transform.first]), *transform.moves]
@@ -191,7 +209,10 @@ def export(
     if "onnx" in formats:
         need_onnx()
     trained = Trained.of(run, checkpoint)
+    if trained.checkpoint.parent.resolve() == folder.resolve():
+        raise UserError(f"{folder} is what is exported: name another folder with -o.")
     writable(folder)
+    saved = checkpoint_of(trained)
     network, size = Embedding(trained.method), int(trained.config.image_size)
     content: dict[str, Any] = {
         "method": type(trained.method).__name__,
@@ -221,6 +242,11 @@ def export(
             raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
         parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
         print(f"{folder / FILES[kind]}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
+    try:
+        with atomic_path(folder / EXPORTED) as new:
+            torch.save(saved, new)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
     content["parity"] = parity
     write_atomically(folder / "model.json", json.dumps(content, indent=1) + "\n")
     return content

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +18,18 @@ UNIT = 1e-3  # how far from 1 a norm may be
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a file of this command holds: `embeddings [N,D]` float32, `paths [N]`, the digest of the weights."""
+    """What a file of this command holds: `embeddings [N,D]` float32, in a gallery file maybe float16; `paths [N]`; the
+    digest of the weights; of a gallery file its checksum."""
 
     embeddings: np.ndarray
-    paths: np.ndarray
+    paths: Any
     weights: str
+    stored: str | None = None
 
     def checksum(self) -> str:
         """Of all of it."""
+        if self.stored is not None:
+            return self.stored
         found = hashlib.sha256(json.dumps([self.weights, self.paths.tolist()]).encode())
         found.update(np.ascontiguousarray(self.embeddings, np.float32).tobytes())
         return found.hexdigest()[:32]

@@ -18,11 +18,13 @@ class Arguments(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help says what there is.")
 
 
-def embedding_options(parser: argparse.ArgumentParser) -> None:
-    """Which weights embed images, where, and how many at a time: `--checkpoint`, `--device`, `--batch-size`."""
+def embedding_options(parser: argparse.ArgumentParser, skip: bool = True) -> None:
+    """Which weights embed images, where, and how many at a time: `--checkpoint`, `--device`, `--batch-size`; with
+    `skip` also `--skip`."""
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
     parser.add_argument(
         "--batch-size", type=int, default=EMBEDDED_AT_ONCE, help="images at a time (default: %(default)s)"
     )
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="auto", help="default: %(default)s")
-    parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")
+    if skip:
+        parser.add_argument("--skip", action="store_true", help="leave out images that cannot be read")

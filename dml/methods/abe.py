@@ -211,7 +211,7 @@ class MTails(Ensemble):
         head: G's last layer, shared by all learners too.
         perturbation: all S_m start as the backbone's. Equal ones would stay equal, for their gradients are, that of
             eq. 9 at distance zero included, and the paper does not say what tells its tails apart. So each weight w
-            of S_2 .. S_M starts at `w * (1 + perturbation * normal)`.
+            of S_2 .. S_M that is trained starts at `w * (1 + perturbation * normal)`.
         backbone, loss, dim, M, options: see `Ensemble`.
     """
 
@@ -232,7 +232,8 @@ class MTails(Ensemble):
         self.head = head(self.d)
         with torch.no_grad():
             for weight in self.spatials[1:].parameters():
-                weight.mul_(1 + perturbation * torch.randn_like(weight))
+                if weight.requires_grad:
+                    weight.mul_(1 + perturbation * torch.randn_like(weight))
 
     def learners(self, images: Tensor) -> Output:
         features = torch.stack([spatial(images) for spatial in self.spatials], dim=1)  # [B,M,C,h,w]

@@ -21,7 +21,10 @@ from dml.losses import Loss, functional
 from dml.methods.module import TrainedModule
 from dml.methods.output import Batch, Output, summed
 from dml.methods.pieces import embed_in_pieces
+from dml.models.backbones.stages import Stages
 from dml.models.heads import Head
+from dml.models.stored import Stored
+from dml.models.weights import Source
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -59,6 +62,7 @@ class Method(TrainedModule, Waits):
     """
 
     counted_by: ClassVar[tuple[str, ...]] = ()  # the options that say how many learners there are
+    source: Source | None = None  # of the weights that its backbone starts from
 
     def __init__(
         self,
@@ -137,6 +141,14 @@ class Method(TrainedModule, Waits):
         """Modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 
+    def openings(self) -> Sequence[Stages]:
+        """The runs of stages that see the images, each of them whole images alone.
+
+        Raises:
+            UserError: there is one that sees parts of them.
+        """
+        return [part for part in self.modules() if isinstance(part, Stages) and part.in_channels == 3]
+
     def training_only(self) -> Iterable[nn.Module]:
         """What is no part of the embedding: neither its size nor its cost."""
         return (self.losses,)
@@ -148,7 +160,9 @@ class Method(TrainedModule, Waits):
     # What all share.
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Images in [0,1] as the backbone expects them."""
+        """Images in [0,1] as the backbone expects them; stored features as they are."""
+        if isinstance(images, Stored):
+            return images
         seen: Tensor = self.normalize(images.contiguous(memory_format=torch.channels_last))
         return seen
 

@@ -16,7 +16,7 @@ from dml.data.samplers import Clusters
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
-from dml.figures.course import clusters_over_steps
+from dml.figures.course import clusters_over_steps, reclustered
 from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
@@ -57,7 +57,7 @@ class DCES(Method):
     The released code differs from the paper. What it does in its place, by option: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
-    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.freeze=bn_statistics`).
+    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
     Its matching, by symmetric difference and then through the inverted permutation, leaves clusters with learners
     about as chance would: `match=none`. Its choice of the 3 nearest negatives is not offered.
 
@@ -272,7 +272,7 @@ class DCES(Method):
         return told
 
     def _unit_features(self, images: Tensor) -> Tensor:
-        features = self.backbone(self.normalize(images.contiguous(memory_format=torch.channels_last)))
+        features = self.backbone(self.normalized(images))
         return F.normalize(features.mean((2, 3)))[:, None]
 
     @torch.no_grad()
@@ -296,13 +296,13 @@ class DCES(Method):
             Plot(
                 "clusters",
                 "Training images of each learner's cluster, and how much of it was its cluster before (intersection "
-                "over union)",
+                f"over union){reclustered(log)}",
                 clusters_over_steps(log),
             ),
             Plot(
                 "cluster_images",
                 "Random training images of each learner's last cluster",
-                cluster_images(self.clusters, self.K, self.rows, data.records.open_image),
+                cluster_images(self.clusters, self.K, self.rows, data.records.open_image, data.records.class_of),
             ),
         ]
         if self.negatives is not None:

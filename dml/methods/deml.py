@@ -278,6 +278,14 @@ class DeML(Method):
             assert isinstance(scale, Scale)
             yield scale.heads
 
+    def openings(self) -> Sequence[Stages]:
+        if self.I > 1:
+            raise UserError(
+                f"dataset.cache=features keeps features of whole images, and the scales of method.I={self.I} look at "
+                "parts of them: set method.I=1, or another dataset.cache."
+            )
+        return super().openings()
+
     def training_only(self) -> Iterable[nn.Module]:
         return (*super().training_only(), self.adversaries)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dml.losses import Loss
 from dml.methods.recipe import Recipe, Schedule
+from dml.models.backbones.stages import Stages
 from dml.models.heads import LearnsLater
 
 
@@ -51,6 +52,24 @@ class Optimized(LightningModule):
         others = {id(p) for module in (*self.new_modules(), self.losses) for p in module.parameters()}
         return [p for p in self.parameters() if id(p) not in others]
 
+    def _stages(self, decay: float) -> list[dict[str, Any]]:
+        """Groups of the backbone, the first stages first; one without a decay. What is part of no stage learns like
+        the last one."""
+        assert self.recipe is not None
+        if decay == 1:
+            return [{"name": "backbone", "params": self._backbone(), "lr": self.recipe.lr}]
+        behind: dict[int, int] = {}
+        for run in (module for module in self.modules() if isinstance(module, Stages)):
+            for name, stage in run.stages.items():
+                behind |= {id(parameter): run.behind[name] for parameter in stage.parameters()}
+        groups: dict[int, list[nn.Parameter]] = {}
+        for parameter in self._backbone():
+            groups.setdefault(behind.get(id(parameter), 0), []).append(parameter)
+        return [
+            {"name": f"backbone {after}", "params": groups[after], "lr": self.recipe.lr * decay**after}
+            for after in sorted(groups, reverse=True)
+        ]
+
     def optimizer_alone(self) -> torch.optim.Optimizer:
         """The recipe's, without a schedule. Parameter groups: backbone, fresh modules, and one for the parameters of
         each loss, with their own rates.
@@ -62,7 +81,7 @@ class Optimized(LightningModule):
         lr = self.recipe.lr
         fresh = {id(p): p for module in self.new_modules() for p in module.parameters()}
         groups: list[dict[str, Any]] = [
-            {"name": "backbone", "params": self._backbone(), "lr": lr},
+            *self._stages(self.recipe.layer_decay),
             {"name": "head", "params": list(fresh.values()), "lr": lr * self.head_lr_factor},
         ]
         for i, loss in enumerate(self.losses):

@@ -27,6 +27,7 @@ class Recipe:
         unit: what the scheduler and its warm-up are counted in.
         warm_up: units in which all rates rise linearly, step by step, to those that the scheduler starts with.
         length: steps, warm-up included, after which rates stay as they are; None: there is no end.
+        layer_decay: each stage of the backbone learns at the next one's rate times this (Clark et al. 2020).
     """
 
     optimizer: Callable[..., Optimizer]
@@ -35,6 +36,7 @@ class Recipe:
     unit: Literal["step", "epoch"] = "step"
     warm_up: int = 0
     length: int | None = None
+    layer_decay: float = 1.0
 
     def optimizer_of(self, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
         """Raises UserError for what the optimizer does not take."""

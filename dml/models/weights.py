@@ -3,8 +3,10 @@
 import hashlib
 import http.client
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -14,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dml.errors import UserError
-from dml.files import read_tensors
+from dml.files import read_json, read_tensors
 
 # Classifiers and auxiliary classifiers of published files (torchvision, Cadene, Caffe): no part of a backbone.
 NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
 SHOWN = 3  # offending keys in a message
+TORCHVISION = "BSD-3-Clause"  # licence of what it publishes
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of the hub, the better one first
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,31 @@ class Published:
     Attributes:
         by_hand: how, where there is no `url`; no full stop.
         sha1: of what it is made of.
+        licence: of the first file.
+        package: that brings the first file, in its folder `models`.
     """
 
     files: tuple[str, ...]
     url: str | None = None
     by_hand: str = ""
     sha1: str | None = None
+    licence: str = "unknown"
+    package: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the weights of a network came from.
+
+    Attributes:
+        file: its name, or the hub's name for what a library fetched.
+        sha256: of the file; None: a library read it.
+        licence: of the weights, where their source says it; else `unknown`.
+    """
+
+    file: str
+    sha256: str | None
+    licence: str
 
 
 def load_weights(
@@ -46,24 +69,30 @@ def load_weights(
     weights_dir: str | None,
     names: Mapping[str, str] | None = None,
     ignore: tuple[str, ...] = NOT_BACKBONE,
-) -> None:
-    """Load `weights` into `module`, every parameter and buffer of it.
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
+) -> Source | None:
+    """Load `weights` into `module`, every parameter and buffer of it, and say where they are from; None: nowhere.
 
     Args:
         weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
             A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the backbone's
-            part is then taken. It uses the published names or the module's own (`stages.`...).
+            part is then taken. It uses the published names or the module's own (`stages.`...). A folder is one of the
+            hub's: a snapshot, or the folder of its cache that has snapshots.
         published: the source of `imagenet`; None where there is none.
         weights_dir: folder of weight files; None: torch.hub's own.
         names: published key -> key of `module`, where they differ.
         ignore: beginnings of keys of the file to leave out.
+        convert: what makes published names of those of a file that has others.
 
     Raises:
         UserError: file missing, damaged, not a checkpoint or of another network; no source; download impossible.
     """
     path = find_weights(weights, published=published, weights_dir=weights_dir)
-    if path is not None:
-        _fit(module, _read(path), path, names or {}, ignore)
+    if path is None:
+        return None
+    source = Source(path.name, _checked(path), _licence(path, published))
+    _fit(module, _read(path), path, names or {}, ignore, convert)
+    return source
 
 
 def find_weights(weights: str, *, published: Published | None, weights_dir: str | None) -> Path | None:
@@ -76,9 +105,25 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
     if "://" in weights:
         return _download(weights, folder)
     path = Path(weights).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
     if not path.is_file():
         raise UserError(f"backbone.weights={weights} is no file: give imagenet, none, a path or a URL.")
     return path
+
+
+def _in_folder(folder: Path) -> Path:
+    """The file of weights in a snapshot of the hub, or in that folder of its cache which has snapshots."""
+    if (snapshots := folder / "snapshots").is_dir():
+        main, there = folder / "refs" / "main", sorted(snapshots.iterdir())
+        named = [snapshots / main.read_text().strip()] if main.is_file() else there
+        if len(named) != 1 or not named[0].is_dir():
+            raise UserError(f"backbone.weights={folder} has {len(there)} snapshots: give the folder of one of them.")
+        folder = named[0]
+    for name in IN_FOLDER:
+        if (folder / name).is_file():
+            return folder / name
+    raise UserError(f"backbone.weights={folder} is a folder without {' or '.join(IN_FOLDER)}: give a file of weights.")
 
 
 def weights_folder(weights_dir: str | None) -> Path:
@@ -89,9 +134,10 @@ def weights_folder(weights_dir: str | None) -> Path:
 def _imagenet(published: Published | None, folder: Path) -> Path:
     if published is None:
         raise UserError("this backbone has no ImageNet weights: set backbone.weights=none or to the path of a file.")
-    for name in published.files:
-        if (folder / name).is_file():
-            return _checked(folder / name)
+    for place in (folder, _of_package(published.package)):
+        for name in published.files:
+            if place is not None and (place / name).is_file():
+                return place / name
     if published.url is None:
         raise UserError(
             f"{folder / published.files[0]}, this backbone's ImageNet weights, is not there: {published.by_hand}; or "
@@ -100,10 +146,16 @@ def _imagenet(published: Published | None, folder: Path) -> Path:
     return _download(published.url, folder)
 
 
+def _of_package(name: str | None) -> Path | None:
+    """The folder of weights of an installed package, none of whose code is run."""
+    spec = find_spec(name) if name else None
+    return Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
+
+
 def _download(url: str, folder: Path) -> Path:
     path = folder / Path(urlparse(url).path).name
     if path.is_file():
-        return _checked(path)
+        return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), _hash_prefix(path))
@@ -119,19 +171,32 @@ def _download(url: str, folder: Path) -> Path:
 
 
 def _hash_prefix(path: Path) -> str | None:
-    """The beginning of the file's SHA-256 in its name, as in googlenet-1378be20.pth (torch.hub's convention)."""
-    found = re.search(r"-([a-f0-9]{8,})\.", path.name)
+    """The beginning of the file's SHA-256 in its name, as in googlenet-1378be20.pth (torch.hub's convention); a day,
+    as in net-20260131.pth, is none."""
+    found = re.search(r"-(?!(?:19|20)\d\d[01]\d[0-3]\d\.)([a-f0-9]{8,})\.", path.name)
     return found.group(1) if found else None
 
 
-def _checked(path: Path) -> Path:
-    prefix = _hash_prefix(path)
-    if prefix is not None:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if not digest.startswith(prefix):
-            raise UserError(f"{path} is damaged (its SHA-256 begins with {digest[:8]}): delete it and fetch it again.")
-    return path
+def _checked(path: Path) -> str:
+    """The file's SHA-256, which begins as its name says; the hub's cache names what its links lead to by it."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    blob = path.resolve().name
+    said = _hash_prefix(path) or (blob if re.fullmatch("[a-f0-9]{64}", blob) else "")
+    if not digest.startswith(said):
+        raise UserError(f"{path} is damaged (its SHA-256 begins with {digest[:8]}): delete it and fetch it again.")
+    return digest
+
+
+def _licence(path: Path, published: Published | None) -> str:
+    """What a known source says, or the hub beside the file."""
+    if published is not None and path.name == published.files[0]:
+        return published.licence
+    try:
+        said = read_json(path.with_name("config.json"))["pretrained_cfg"]["license"]
+    except (UserError, KeyError, TypeError):  # not there, or of another kind
+        return "unknown"
+    return said if isinstance(said, str) and said else "unknown"
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -174,11 +239,19 @@ def _of_a_backbone(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
 
 
 def _fit(
-    module: nn.Module, state: dict[str, Tensor], path: Path, names: Mapping[str, str], ignore: tuple[str, ...]
+    module: nn.Module,
+    state: dict[str, Tensor],
+    path: Path,
+    names: Mapping[str, str],
+    ignore: tuple[str, ...],
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None,
 ) -> None:
     expected = module.state_dict()
     if any(key in expected for key in state):
         names = {}  # the module's own names
+    elif convert is not None and {names.get(key) for key in state if not key.startswith(ignore)} != expected.keys():
+        with suppress(Exception):  # of a file of another network it raises whatever it comes upon
+            state = convert(dict(state))
     published = {ours: theirs for theirs, ours in names.items()}
     given = {names.get(key, key): value for key, value in state.items() if not key.startswith(ignore)}
     # Files from before batch norm counted its batches lack the counter; nothing here reads it.

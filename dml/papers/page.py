@@ -185,11 +185,11 @@ def _over(experiment: Experiment) -> list[tuple[str, str]]:
             for row in experiment.rows.values():
                 values = _values(experiment, row.name, part, list(changes), y["metric"])
                 if row.x is not None and values:
-                    std = statistics.stdev(values) if len(values) > 1 else 0.0
+                    std = statistics.stdev(values) if len(values) > 1 else None
                     lines.setdefault(row.line, []).append(summaries.Measured(row.x, statistics.fmean(values), std))
                 printed_here = _published(experiment, row, part, y["metric"])
                 if row.x is not None and printed_here is not None and not changes:
-                    lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(row.x, printed_here, 0.0))
+                    lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(row.x, printed_here, None))
             # Lines over different things are pictures of their own.
             for title in x.values() if isinstance(x, dict) else [y.get("x", x)]:
                 mine = {
@@ -232,11 +232,11 @@ def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
         for row in experiment.rows.values():
             xs, ys = (_values(experiment, row.name, part, list(changes), axis["metric"]) for axis in (x, y))
             if xs and ys:
-                point = summaries.Measured(statistics.fmean(xs), statistics.fmean(ys), 0.0)
+                point = summaries.Measured(statistics.fmean(xs), statistics.fmean(ys), None)
                 lines.setdefault(row.line, []).append(point)
             at, of = (_published(experiment, row, part, axis["metric"]) for axis in (x, y))
             if at is not None and of is not None and not changes:
-                lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(at, of, 0.0))
+                lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(at, of, None))
         if lines:
             picture = summaries.over(lines, x["title"], y["title"], [one for one in lines if one.endswith(PUBLISHED)])
             drawn.append((" ".join([part, *changes]), _uri(picture)))

@@ -151,7 +151,7 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
         config.sampler.m = min(2, config.sampler.m or 2)
         if config.sampler.m == 1:  # a fold has six classes
             config.sampler.batch_size = 6
-    config.backbone.weights, config.backbone.freeze = "none", "bn_statistics"
+    config.backbone.update(weights="none", train="all", batch_norm="running")
     config.trainer.update(max_steps=1, num_workers=0, accelerator="cpu", devices=1, checkpoint_every=1)
     config.protocol.update(every=1, unit="steps", batch_size=64)
     for part, option, value in (

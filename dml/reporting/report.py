@@ -1,126 +1,201 @@
-"""`report.html`: one self-contained file that a person enjoys opening."""
+"""`report.html`: one self-contained file that answers what a researcher asks of a run."""
 
 import base64
 import platform
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 
-import dml
-from dml.data.records import Records
-from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metric import HEADLINE, metric
-from dml.evaluation.splits import Split
 from dml.figures import course, embeddings, galleries
 from dml.figures.plot import Plot
 from dml.files import write_atomically
+from dml.reporting.explorer import Explorer, explorer
 from dml.reporting.page import render
-from dml.reporting.table import cells, columns, monitor, places, tested
+from dml.reporting.retrieved import Retrieved
+from dml.reporting.table import cells, columns, interval, monitor, places, tested_on
+from dml.runs.about import settings
+from dml.runs.collecting import BELOW_SAYS, below_untrained
+from dml.runs.provenance import said_of_starts
+
+SHOWN = 12  # worst classes, and pairs of classes, that are not folded away
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a run, for whoever shows some."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]  # words and numbers
 
 
 def write_report(
     folder: Path,
     config: Mapping[str, Any],
     metrics: Mapping[str, float],
-    embedded: Embedded,
-    records: Records,
-    split: Split,
+    tested: Retrieved,
     log: Sequence[Mapping[str, Any]],
     plots: Sequence[Plot],
-) -> dict[str, Path]:
+) -> tuple[dict[str, Path], dict[str, Table]]:
     """Draws what every method has into `figures/`, beside the method's own plots, and writes `report.html` around them.
 
     Args:
         folder: of the run.
         config: resolved, plain containers.
         metrics: what `metrics.json` will hold.
-        embedded: test embeddings of the checkpoint that is the result, on any device: neighbours are sought there.
-        records, split: of the run.
+        tested: the test of the checkpoint that is the result; neighbours are sought where its embeddings are.
         log: records of `metrics.jsonl`.
         plots: of the method.
 
     Returns:
-        The pictures by name.
+        The pictures and the tables, by name.
     """
-    learners = embedded.embeddings.shape[1]
-    common = [*_of_scores(metrics, embedded.cpu(), log), *_of_images(embedded, records, split)]
+    shown = explorer(tested)
+    common = [*_of_scores(metrics, tested, log), *_of_images(tested, shown)]
     pictures = {plot.name: folder / "figures" / f"{plot.name}.png" for plot in (*common, *plots)}
     for plot in (*common, *plots):
         plot.save(pictures[plot.name])
-    sources = {name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()}
-    html = _html(records.name, config, metrics, learners, {plot.name: plot for plot in common}, plots, sources)
+    on_page = {plot.name: plot for plot in common if plot.name not in ("gallery", "map")}  # the page has its own
+    names = [*on_page, *(plot.name for plot in plots)]
+    sources = {name: base64.b64encode(pictures[name].read_bytes()).decode() for name in names}
+    tables = _tables(config, metrics, tested)
+    html = render(
+        "report.html.jinja",
+        about=_about(folder, config, metrics),
+        metrics=metrics,
+        result=tables["result"],
+        of_learners=tables.get("learners"),
+        classes=tested.classes,
+        examples=_examples(tested, shown),
+        confusions=[(one, [shown.place[p] for p in one.examples if p in shown.place]) for one in tested.confusions],
+        several_sizes=len({one.queries for one in tested.classes}) > 1,
+        most=SHOWN,
+        scales=_scales(metrics),
+        own=plots,
+        common=on_page,
+        sources=sources,
+        explorer=shown,
+        config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
+        number=lambda name: metric(name).written(metrics[name]),
+        title=lambda name: metric(name).title,
+    )
     write_atomically(folder / "report.html", html)
-    return pictures
+    return pictures, tables
 
 
-def _of_scores(metrics: Mapping[str, float], embedded: Embedded, log: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
-    learners = embedded.embeddings.shape[1]
+def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What the head of the page says."""
+    made = OmegaConf.create(dict(config))
+    said, start = settings(made), said_of_starts(folder)[-1]
+    epochs = metrics["run/steps"] * made.sampler.batch_size / max(1, metrics["data/train/images"])
+    known = {"epochs": f"{epochs:.3g} (steps times batch, over training images)"}
+    known |= {name: str(start[name]) for name in ("hardware", "commit", "date")}
+    versions = start.get("versions") or {"python": platform.python_version()}
+    known["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items())
+    ends = interval(metrics)
+    return {
+        "method": made.method["_target_"].rsplit(".", 1)[1],
+        "dataset": said["data set"],
+        "settings": said | known,
+        "command": shlex.join([*shlex.split(start["command"]), f"paths.output_dir={folder}"]),
+        "tested": tested_on(metrics),
+        "monitor": monitor(metrics),
+        "interval": ends,
+        "below": BELOW_SAYS if below_untrained(metrics) else "",
+    }
+
+
+def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Retrieved) -> dict[str, Table]:
+    shown = columns(metrics)
+    result = [[title, *cells(metrics, place, shown)] for title, place in places(metrics).items()]
+    found = {"result": Table(["", *(one.title for one in shown)], result)}
+    known = settings(OmegaConf.create(dict(config)))
+    found["settings"] = Table(["setting", "value"], [[title, value] for title, value in known.items()])
+    if tested.learners > 1:
+        found["learners"] = _of_learners(metrics, tested)
+    rows = [[one.name, one.queries, one.recall, one.taken_for] for one in tested.classes]
+    found["classes"] = Table(["class", "queries", metric(HEADLINE).title, "most often taken for"], rows)
+    pairs = [[*one.names, one.count, one.share] for one in tested.confusions]
+    found["confusions"] = Table(["class", "and class", "queries", "share of both classes' queries"], pairs)
+    return found
+
+
+def _of_learners(metrics: Mapping[str, float], tested: Retrieved) -> Table:
+    """What each learner is alone, and what the ensemble has of it."""
+    of = [one for one in columns(metrics) if one.per_learner]
+    rows: list[list[Any]] = [[i, *cells(metrics, f"learners/{i}", of)] for i in range(tested.learners)]
+    titles = ["learner", *(one.title for one in of)]
+    best = tested.best_of_learners
+    if best is not None:
+        titles += ["right alone", "ensemble without it", "it adds"]
+        right = best == 1
+        for i, (row, without) in enumerate(zip(rows, tested.recall_without, strict=True)):
+            alone = int((right[i] & (right.sum(0) == 1)).sum())
+            row += [alone, f"{without:.4f}", f"{metrics[f'test/{HEADLINE}'] - without:+.4f}"]
+    return Table(titles, rows)
+
+
+def _scales(metrics: Mapping[str, float]) -> Table | None:
+    count = sum(name.startswith("scales/") and name.endswith(f"/{HEADLINE}") for name in metrics)
+    of = [one for one in columns(metrics) if one.per_learner]
+    rows = [[i, *cells(metrics, f"scales/{i}", of)] for i in range(count)]
+    return Table(["scale", *(one.title for one in of)], rows) if rows else None
+
+
+def _examples(tested: Retrieved, shown: Explorer) -> dict[int, list[int]]:
+    """Of the worst classes some wrong queries: a class's label -> numbers of images on the page."""
+    found: dict[int, list[int]] = {}
+    worst = {one.label for one in tested.classes[:SHOWN]}
+    for place, image in shown.place.items():
+        label = int(tested.labels[place])
+        if label in worst and tested.counted[place] and not tested.right[place]:
+            found.setdefault(label, []).append(image)
+    return {label: images[:4] for label, images in found.items()}
+
+
+def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
+    learners = tested.learners
     of = "learners" if learners > 1 else "slices"
-    yield Plot("curves", f"Training loss and Recall@1 on the {monitor(metrics)} classes", course.curves(log))
+    rates = course.constant_rates(log)
+    said = "" if not rates else f"; the rate was constant ({', '.join(f'{n} {r:g}' for n, r in rates.items())})"
+    yield Plot("curves", f"Training loss and Recall@1 on the {monitor(metrics)} classes{said}", course.curves(log))
     if learners > 1:
         caption = "Recall@1 of each learner and of the ensemble"
         yield Plot("learners", caption, embeddings.learner_bars(metrics, learners))
     if f"first/2/{HEADLINE}" in metrics:
         yield Plot("first", f"Recall@K of the ensemble of the first m {of}", embeddings.first_learners(metrics))
+    between = ", and between learners for the same image (self pairs)" if learners > 1 else ""
     caption = (
-        "Cosine similarity within each learner of positive and negative pairs of test images, and between learners for "
-        "the same image (self pairs)"
+        f"Cosine similarity{' within each learner' if between else ''} of positive and negative pairs of test images"
     )
-    yield Plot("similarities", caption, embeddings.similarity_histograms(embedded))
+    yield Plot("similarities", caption + between, embeddings.similarity_histograms(tested.embedded.cpu()))
+    sizes = [one.queries for one in tested.classes]
+    if len(set(sizes)) > 1:
+        drawn = embeddings.class_sizes(sizes, [one.recall for one in tested.classes])
+        yield Plot("class_sizes", "Recall@1 of the test classes over their numbers of images", drawn)
 
 
-def _of_images(embedded: Embedded, records: Records, split: Split) -> Iterator[Plot]:
-    queries = embedded.take(split.query)
-    gallery = None if split.gallery is None else embedded.take(split.gallery)
-    if embedded.embeddings.shape[1] > 1 and split.cameras is None:
+def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:
+    records, queries = tested.records, tested.queries
+    if tested.best_of_learners is not None:
         caption = (
             "Queries that one learner alone answers: the nearest image is right for it, and the number is the rank of "
             "the nearest right image for the best of the other learners, among all images that are searched"
         )
-        yield Plot("easiest", caption, galleries.easiest_queries(queries, gallery, records.open_image))
+        rows = queries.rows.cpu().numpy()
+        drawn = galleries.easiest_queries(tested.best_of_learners, rows, records.open_image, records.class_of)
+        yield Plot("easiest", caption, drawn)
     caption = (
         "Test queries and their nearest neighbours: ticked and green of the same class, crossed and red of another; "
         "half of the rows were chosen for a wrong nearest neighbour"
     )
-    drawn = galleries.retrieval_gallery(queries, gallery, records.open_image, split.cameras)
-    yield Plot("gallery", caption, drawn)
-
-
-def _html(
-    dataset: str,
-    config: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    learners: int,
-    common: Mapping[str, Plot],
-    own: Sequence[Plot],
-    sources: Mapping[str, str],
-) -> str:
-    shown = columns(metrics)
-    of_learners = [one for one in shown if one.per_learner]
-    return render(
-        "report.html.jinja",
-        method=config["method"]["_target_"].rsplit(".", 1)[1],
-        dataset=dataset,
-        metrics=metrics,
-        tested=tested(metrics),
-        monitor=monitor(metrics),
-        columns=[one.title for one in shown],
-        ensemble={title: cells(metrics, place, shown) for title, place in places(metrics).items()},
-        of_learners=[one.title for one in of_learners],
-        scales=[cells(metrics, f"scales/{i}", of_learners) for i in range(_scales(metrics))],
-        apart=[cells(metrics, f"learners/{i}", of_learners) for i in range(learners)],
-        number=lambda name: metric(name).written(metrics[name]),
-        title=lambda name: metric(name).title,
-        config=OmegaConf.to_yaml(OmegaConf.create(dict(config))),
-        common=common,
-        own=own,
-        sources=sources,
-        versions=f"dml {dml.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+    sheet = galleries.retrieval_gallery(
+        queries.cpu(), tested.searched.cpu(), tested.neighbours, tested.right, records.open_image, records.class_of
     )
-
-
-def _scales(metrics: Mapping[str, float]) -> int:
-    return sum(name.startswith("scales/") and name.endswith(f"/{HEADLINE}") for name in metrics)
+    yield Plot("gallery", caption, sheet)
+    title, points = list(shown.maps.items())[-1]
+    yield Plot("map", "Test images in two dimensions", embeddings.embedding_map(points, shown.right, title))

@@ -29,8 +29,11 @@ from dml.files import atomic_path, write_atomically
 from dml.reporting.console import print_in_blocks
 from dml.reporting.page import render
 from dml.reporting.table import monitor
-from dml.runs.collecting import Group, groups, leaves
+from dml.runs.collecting import BELOW, BELOW_SAYS, Group, groups, leaves
+from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics
+
+ALSO = "also differs"  # what was not meant to
 
 NEEDED = (f"test/{HEADLINE}", "model/params", "model/flops")  # of every run
 
@@ -60,11 +63,15 @@ def write_summary(
             raise UserError(f"{run.folder / 'metrics.json'} has no {lacking[0]}: repeat the run, or leave it out.")
     table = groups(runs)
     shown = {name: title for name, title, _ in of_runs() if any(name in group.metrics for group in table)}
-    swept = _swept(table, metric, over)
-    _print(table, shown)
+    swept, differ, head = _swept(table, metric, over), differences(table), heading(table)
+    _print(table, shown, differ, head)
     content = [
         {"label": group.label, "runs": [str(run.folder) for run in group.runs], "metrics": group.metrics}
-        for group in table
+        | {
+            "differs": {one.name: one.values[i] for one in differ},
+            "also_differs": [d.name for d in differ if not d.meant],
+        }
+        for i, group in enumerate(table)
     ]
     page, place = out / "summary.html", out / "figures"
     drawn = {
@@ -74,8 +81,8 @@ def write_summary(
     pictures = {name: place / f"{name}.png" for name in drawn}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
-        "md": tabulate(_cells(table, shown), headers="keys", tablefmt="github", disable_numparse=True) + "\n",
-        "tex": tabulate(_cells(table, shown), headers="keys", tablefmt="latex_booktabs", disable_numparse=True) + "\n",
+        "md": _markdown(table, shown, differ, head),
+        "tex": _latex(table, shown),
         "csv": _csv(table),
     }
     try:
@@ -85,7 +92,7 @@ def write_summary(
                 picture.savefig(new, format="png")
         for kind, text in texts.items():
             write_atomically(out / f"summary.{kind}", text)
-        write_atomically(page, _html(table, shown, pictures, list(swept)))
+        write_atomically(page, _html(table, shown, pictures, list(swept), differ, head))
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
     print(f"Report: {page}")
@@ -109,7 +116,7 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
                     " ".join(f"{o}={v}" for o, v in group.options.items() if o != name)
                     or label(group.runs[0].config)[0]
                 )
-                point = summaries.Measured(value, group.metrics[metric], group.metrics.get(f"{metric}/std", 0.0))
+                point = summaries.Measured(value, group.metrics[metric], group.metrics.get(f"{metric}/std"))
                 lines.setdefault(others, []).append(point)
         if len({point.x for points in lines.values() for point in points}) > 1:
             found[name] = lines
@@ -131,6 +138,34 @@ def _cells(table: Sequence[Group], shown: Mapping[str, str]) -> list[dict[str, s
         | {title: group.cell(name) for name, title in shown.items()}
         for group in table
     ]
+
+
+def _markdown(
+    table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Difference], head: Sequence[str]
+) -> str:
+    parts = [", ".join(head), _tabulated(_cells(table, shown), "github")]
+    parts += [BELOW_SAYS] if _below(table, shown) else []
+    if differ:
+        parts += ["What differs:", _tabulated([_differing(one, table) for one in differ], "github")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex(table: Sequence[Group], shown: Mapping[str, str]) -> str:
+    return _tabulated(_cells(table, shown), "latex_booktabs").replace(BELOW, "$\\downarrow$") + "\n"
+
+
+def _tabulated(rows: Sequence[Mapping[str, str]], form: str) -> str:
+    return str(tabulate(rows, headers="keys", tablefmt=form, disable_numparse=True))
+
+
+def _differing(one: Difference, table: Sequence[Group]) -> dict[str, str]:
+    cells = dict(zip((group.label for group in table), one.values, strict=True))
+    return {"option": one.name if one.meant else f"{one.name} ({ALSO})"} | cells
+
+
+def _below(table: Sequence[Group], shown: Mapping[str, str]) -> bool:
+    """Whether some figure of the table is below that of its untrained network."""
+    return any(group.cell(name).endswith(BELOW) for group in table for name in shown)
 
 
 def _csv(table: Sequence[Group]) -> str:
@@ -155,7 +190,7 @@ def _point(group: Group) -> summaries.Point:
         params=metrics["model/params"],
         flops=metrics["model/flops"],
         recall=metrics[f"test/{HEADLINE}"],
-        std=metrics.get(f"test/{HEADLINE}/std", 0.0),
+        std=metrics.get(f"test/{HEADLINE}/std"),
     )
 
 
@@ -172,26 +207,60 @@ def _course(group: Group) -> dict[int, float]:
     return {step: statistics.fmean(values[step]) for step in sorted(values)}
 
 
-def _print(table: Sequence[Group], shown: Mapping[str, str]) -> None:
+def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Difference], head: Sequence[str]) -> None:
+    width = max(20, Console().width // 3)
+
     def table_of(names: Sequence[str]) -> Table:
         printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        printed.add_column("", overflow="fold", max_width=max(20, Console().width // 3))
+        printed.add_column("", overflow="fold", max_width=width)
         for title in ("n", *(shown[name] for name in names)):
             printed.add_column(title, justify="right", no_wrap=True)
         for group in table:
             printed.add_row(group.label, str(len(group.runs)), *(group.cell(name) for name in names))
         return printed
 
+    def differing(labels: Sequence[str]) -> Table:
+        printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        printed.add_column("what differs", overflow="fold", max_width=width)
+        for column in labels:
+            printed.add_column(column, overflow="fold", max_width=width)
+        for one in told:
+            values = dict(zip((group.label for group in table), one.values, strict=True))
+            printed.add_row(one.name + ("" if one.meant else " *"), *(values[column] for column in labels))
+        return printed
+
+    Console().print(", ".join(head), highlight=False)
     print_in_blocks(list(shown), table_of)
-    print("mean±standard deviation (n - 1)")
+    if any(len(group.runs) > 1 for group in table):
+        print("mean±standard deviation (n - 1)")
+    if _below(table, shown):
+        Console().print(BELOW_SAYS, highlight=False)
+    if told := [one for one in differ if not one.detail]:
+        print_in_blocks([group.label for group in table], differing)
+        if not all(one.meant for one in told):
+            print(f"* {ALSO}: nobody asked for it on the command line")
+        if more := len(differ) - len(told):
+            print(f"and {more} options of components that differ: summary.html")
 
 
-def _html(table: Sequence[Group], shown: Mapping[str, str], pictures: Mapping[str, Path], swept: Sequence[str]) -> str:
+def _html(
+    table: Sequence[Group],
+    shown: Mapping[str, str],
+    pictures: Mapping[str, Path],
+    swept: Sequence[str],
+    differ: Sequence[Difference],
+    head: Sequence[str],
+) -> str:
     return render(
         "summary.html.jinja",
         table=table,
         swept=swept,
         columns=shown,
+        differ=[one for one in differ if not one.detail],
+        details=[one for one in differ if one.detail],
+        also=ALSO,
+        heading=head,
+        below=BELOW_SAYS if _below(table, shown) else "",
         headline=f"test/{HEADLINE}",
         number=declared_metric(HEADLINE).written,
         pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},

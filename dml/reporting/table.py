@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
-from dml.evaluation.metric import Metric, declared, metric
-from dml.reporting.console import print_in_blocks
+from dml.evaluation.interval import ENDS, LEVEL
+from dml.evaluation.metric import HEADLINE, Metric, declared, metric
+from dml.runs.collecting import BELOW, BELOW_SAYS, below_untrained
 
-LAST = {"last": "test", "mean learner": "learners/mean", "best on test *": "best_on_test", "untrained": "untrained"}
-CHOSEN = {"chosen *": "test", "mean learner": "learners/mean", "last": "last", "untrained": "untrained"}
+LAST = {"last": "test", "best on test *": "best_on_test"}
+CHOSEN = {"chosen *": "test", "last": "last"}
+BESIDE = {"untrained": "untrained", "mean learner": "learners/mean"}
 CAPTIONS = {
     "test": "* chosen by its metrics on the test set: optimistic",
     "validation": "* the best checkpoint on validation classes, which are not in the test",
@@ -23,8 +26,10 @@ def columns(metrics: Mapping[str, float]) -> list[Metric]:
 
 
 def places(metrics: Mapping[str, float]) -> dict[str, str]:
-    """The rows of the table: title, and where in `metrics.json` its values stand."""
-    return CHOSEN if any(name.startswith("last/") for name in metrics) else LAST
+    """What the table compares: title, and where in `metrics.json` its values stand. A single learner has no mean."""
+    every = (CHOSEN if any(name.startswith("last/") for name in metrics) else LAST) | BESIDE
+    several = f"learners/1/{HEADLINE}" in metrics
+    return {title: place for title, place in every.items() if several or place != "learners/mean"}
 
 
 def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> list[str]:
@@ -32,12 +37,18 @@ def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> lis
     return [one.written(metrics.get(f"{place}/{one.name}")) for one in of]
 
 
+def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
+    """Both ends of a metric's interval on the test, as people write it; nothing where there is none."""
+    ends = [metrics.get(f"test/{name}{end}") for end in ENDS]
+    return [] if None in ends else [metric(name).written(end) for end in ends]
+
+
 def monitor(metrics: Mapping[str, float]) -> str:
     """Which part of the split chose the best checkpoint, `test` or `validation`."""
     return "validation" if "best_on_validation/step" in metrics else "test"
 
 
-def tested(metrics: Mapping[str, float]) -> str:
+def tested_on(metrics: Mapping[str, float]) -> str:
     """What a run was tested on, in words."""
     if "data/gallery/images" not in metrics:
         return f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes"
@@ -48,17 +59,24 @@ def tested(metrics: Mapping[str, float]) -> str:
 
 
 def print_table(metrics: Mapping[str, float]) -> None:
-    """Prints the metrics of a run, in blocks where the terminal is too narrow for all of them."""
-
-    def table_of(names: Sequence[str]) -> Table:
-        table, of = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False), [metric(name) for name in names]
-        table.add_column("", no_wrap=True)
-        for one in of:
-            table.add_column(one.short or one.title, justify="right", no_wrap=True)
-        for title, place in places(metrics).items():
-            table.add_row(title, *cells(metrics, place, of))
-        return table
-
-    print(f"\n{tested(metrics)}")
-    print_in_blocks([one.name for one in columns(metrics)], table_of)
-    print(f"R@K: Recall@K\n{CAPTIONS[monitor(metrics)]}")
+    """Prints the metrics of a run, a line each, so that any number of them has room in 80 columns."""
+    shown, of = places(metrics), columns(metrics)
+    first, *others = shown
+    with_interval = any(interval(metrics, one.name) for one in of)
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for title in (first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in of:
+        ends = ["–".join(interval(metrics, one.name))] if with_interval else []
+        mark = BELOW if below_untrained(metrics, f"test/{one.name}") else ""
+        value, *beside = (cells(metrics, place, [one])[0] for place in shown.values())
+        table.add_row(one.title, value + mark, *ends, *beside)
+    console = Console()
+    print(f"\n{tested_on(metrics)}; fractions of 1, of one run")
+    console.print(table)
+    if with_interval:
+        print("interval: over test classes, of a bootstrap; another seed is not in it")
+    print(CAPTIONS[monitor(metrics)])
+    if below_untrained(metrics):
+        console.print(BELOW_SAYS, highlight=False)

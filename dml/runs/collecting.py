@@ -11,10 +11,18 @@ from typing import Any
 from dml.configuration.identity import configuration, label, repeats
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
+from dml.evaluation.interval import ENDS
 from dml.evaluation.metric import HEADLINE, metric
 from dml.files import read_yaml
 from dml.runs.folder import RunFolder
 from dml.runs.reading import read_metrics_json, reading, require
+
+BELOW = " ↓"
+
+BELOW_SAYS = (
+    "↓ below the untrained network: the same network embeds the test images better before its first step, so that this "
+    "training has taught it nothing that the test asks for; look at the rate, the loss and the number of steps."
+)
 
 
 @dataclass
@@ -47,16 +55,31 @@ class Group:
 
     def cell(self, name: str) -> str:
         """`mean±std` of a declared metric; the mean alone of one run, and where all have the same; nothing where it has
-        none."""
+        none. `BELOW` follows what is below the untrained network's."""
         of, std = metric(name), self.metrics.get(f"{name}/std")
         same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size
-        return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}")
+        mark = BELOW if below_untrained(self.metrics, name) else ""
+        return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}") + mark
+
+
+def below_untrained(metrics: Mapping[str, float], name: str = f"test/{HEADLINE}") -> bool:
+    """Whether a metric of the test, `test/...`, is worse than the same network's before its first step."""
+    before = metrics.get(name.replace("test/", "untrained/", 1)) if name.startswith("test/") else None
+    if before is None or name not in metrics or metric(name).higher_is_better is None:
+        return False
+    return before != metrics[name] and not metric(name).better(metrics[name], before)
 
 
 def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`."""
+    """Of each metric that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`.
+
+    Ends of intervals, `<name>/low` and `<name>/high`, are left out of several runs: the interval of a mean is not the
+    mean of intervals.
+    """
     result = {}
     for name in runs[0]:
+        if len(runs) > 1 and name.endswith(ENDS):
+            continue
         values = [run[name] for run in runs if name in run]
         if len(values) == len(runs):
             result[name] = statistics.fmean(values)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -15,6 +16,7 @@ from dml.configuration.identity import flat
 from dml.distributed import is_first
 from dml.errors import UserError, no_room
 from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, sound, torn, write_atomically
+from dml.models.weights import Source
 from dml.runs.provenance import add_start, hardware, numerics
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
@@ -262,12 +264,19 @@ class RunFolder:
             ) from error
         return True
 
-    def note_start(self, config: DictConfig, overrides: Sequence[str], devices: int = 1) -> None:
-        """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked."""
+    def note_start(
+        self, config: DictConfig, overrides: Sequence[str], devices: int = 1, weights: Source | None = None
+    ) -> None:
+        """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked.
+
+        Args:
+            weights: that the backbone starts from; None: random ones.
+        """
         if is_first():
             told = [option for option in overrides if not option.startswith("paths.")]
             machine = hardware(str(config.trainer.accelerator), devices)
             more = {"numerics": numerics(config.trainer)} | self._lengthening(config)
+            more |= {} if weights is None else {"weights": asdict(weights)}
             add_start(self.path, ["python", "-m", "dml.run", *told], machine, more)
 
     def _lengthening(self, config: DictConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.inputs import as_embeddings, as_labels
 from dml.evaluation.metric import metric, of_queries
+from dml.evaluation.metrics import Ranking
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.files import atomic_path
@@ -39,15 +40,17 @@ class Queries:
         return self.values.get(name)
 
 
-def write_scores(folder: Path, records: Records, split: Split, protocol: Conventional, embedded: Embedded) -> None:
+def write_scores(
+    folder: Path, records: Records, split: Split, protocol: Conventional, embedded: Embedded, ranking: Ranking | None
+) -> None:
     """`queries.npz`, where the protocol ranks one gallery for all queries, and for MLRC `embeddings.npz`.
 
     Args:
         folder: of the run.
         records, split, protocol: of the run.
         embedded: test embeddings of the checkpoint that is the result, on any device.
+        ranking: what the protocol makes of them.
     """
-    ranking = protocol.ranking(split, embedded)
     if ranking is not None:
         rows = embedded.take(split.query).rows.cpu().numpy()
         names = np.array(records.class_names)[records.labels[rows]]

@@ -3,26 +3,33 @@
 from dataclasses import dataclass
 
 import numpy as np
+import PIL
 import pytorch_lightning as pl
 import torch
+import torchvision
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.components import Waits, instantiate
-from dml.configuration.options import SCHEDULER, check
+from dml.configuration.components import Waits, instantiate, without
+from dml.configuration.options import OPTIMIZER, SCHEDULER, check
 from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.dataset import open_dataset
+from dml.data.features import KeptFeatures
+from dml.data.images import VERSION
 from dml.data.on_device import check_views
 from dml.data.records import Records, renumbered
 from dml.data.room import check_room
-from dml.data.transforms import Transform, check_transform, transform_of
+from dml.data.transforms import Transform, check_transform, transform_draws, transform_of
 from dml.errors import UserError
+from dml.evaluation.clustering import need_faiss
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.losses import Loss
 from dml.methods.base import Method, NewLoss
 from dml.methods.recipe import Recipe
+from dml.models.backbones.stem import Stem
+from dml.models.backbones.trained import backbone_of
 from dml.models.heads import Head
 from dml.training.complexity import complexity
 
@@ -52,12 +59,28 @@ def build(config: DictConfig) -> Parts:
     _check_sizes(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = instantiate(config.protocol)
+    if protocol.clustering:
+        need_faiss()  # told now, and not at the end of a training
+    if config.get("rerank"):
+        protocol.rerank = instantiate(config.rerank)
+        if not protocol.one_gallery:
+            raise UserError(
+                f"rerank ranks one gallery again for all queries, and {type(protocol).__name__} has another for each: "
+                "leave it out."
+            )
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
     method.attach(data)
+    if data.features is not None:
+        Stem.of(method.normalize, method.openings())
+        if config.trainer.compile:
+            raise UserError(
+                "dataset.cache=features begins in the middle of the network, and trainer.compile=true compiles the "
+                "whole: leave one of them out."
+            )
     _check_waits(method, config.trainer.max_steps)
     method.configure_optimizers()  # what torch does not take is told before anything is written
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
@@ -95,6 +118,30 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         train_cache=train_cache,
         test_cache=test_cache,
         on_device=config.dataset.cache == "device",
+        features=_features(config, train) if config.dataset.cache == "features" else None,
+    )
+
+
+def _features(config: DictConfig, train: Transform) -> KeptFeatures:
+    """Raises UserError for a training transform that draws, where no copies are to be kept."""
+    copies, draws = config.transform.copies, transform_draws(train, config.image_size)
+    if draws and copies is None:
+        raise UserError(
+            "dataset.cache=features computes the features of an image once, and transform.train is random: set "
+            "transform.copies=8, say, to keep so many augmented copies of each training image, or transform=unchanged."
+        )
+    if not draws and copies is not None:
+        raise UserError(f"transform.copies={copies}: transform.train is not random, and all copies would be the same.")
+    said = {name: value for name, value in config.dataset.items() if name != "cache"}
+    common = {"dataset": said, "image_size": config.image_size, "precision": config.trainer.precision}
+    versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
+
+    def settings(steps: DictConfig) -> str:
+        said = OmegaConf.create(common | {"transform": OmegaConf.to_container(steps, resolve=True)})
+        return f"{OmegaConf.to_yaml(said, resolve=True)}\n{versions}"
+
+    return KeptFeatures(
+        copies, settings(config.transform.train), settings(config.transform.test), config.paths.cache_dir
     )
 
 
@@ -110,7 +157,7 @@ def _caches(
     config: DictConfig, records: Records, train: Transform, test: Transform
 ) -> tuple[ImageCache | None, ImageCache | None]:
     """For training and evaluation; one for both where they begin alike."""
-    if config.dataset.cache == "none":
+    if config.dataset.cache in ("none", "features"):
         return None, None
     if config.dataset.cache == "device":
         for transform in (train, test):
@@ -141,7 +188,7 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     Raises:
         UserError: whatever the components say of their options.
     """
-    backbone = instantiate(config.backbone)
+    backbone = backbone_of(config.backbone)
 
     def head(dim: int) -> Head:
         return instantiate(config.head, in_channels=backbone.dim, dim=dim)
@@ -153,12 +200,14 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
     method: Method = instantiate(
         config.method, backbone=backbone, head=head, loss=loss or configured, dim=config.head.dim
     )
+    method.source = backbone.source
     method.recipe = recipe_of(config) if "optimizer" in config else None
     return method.to(memory_format=torch.channels_last)
 
 
 def recipe_of(config: DictConfig) -> Recipe:
     """The optimizer and the scheduler, with what both are told."""
-    own = {name: value for name, value in config.scheduler.items() if name in SCHEDULER}
-    torchs = OmegaConf.masked_copy(config.scheduler, [name for name in config.scheduler if name not in SCHEDULER])
-    return Recipe(instantiate(config.optimizer), config.optimizer.lr, instantiate(torchs), **own)
+    groups = ((config.optimizer, OPTIMIZER), (config.scheduler, SCHEDULER))
+    own = {str(name): value for group, ours in groups for name, value in group.items() if name in ours}
+    optimizer, scheduler = (instantiate(without(group, ours)) for group, ours in groups)
+    return Recipe(optimizer, config.optimizer.lr, scheduler, **own)

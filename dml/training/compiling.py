@@ -33,7 +33,7 @@ def compile_steps(method: Method, trainer: pl.Trainer) -> None:
     ):
         raise UserError(
             "trainer.compile=true has no batch norm over several devices: freeze its statistics with "
-            "backbone.freeze=bn_statistics, or leave trainer.compile out."
+            "backbone.batch_norm=running, or leave trainer.compile out."
         )
     torch._dynamo.reset()  # of other trainings in this process: a graph each, and there is a limit
     options: Options = {"deterministic": torch.are_deterministic_algorithms_enabled()}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dml.errors import UserError
@@ -16,11 +17,11 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def counted() -> Iterator[FlopCounterMode]:
-    """Counts what torch computes; its fused transformer layers, which the counter does not see, are off meanwhile."""
+    """Counts what torch computes; its fused layers and attention, which not every version counts, are off meanwhile."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with FlopCounterMode(display=False) as counter:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -30,8 +31,9 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
     """Size and cost of the embedding of one image.
 
     Returns:
-        `params`, the parameters of the network without those that only training needs, as losses have; `flops`,
-        multiply-adds of its convolutions and matrix products (one multiply-add = 1 flop, as in ABE's Table 1).
+        `params`, the parameters of the network without those that only training needs, as losses have;
+        `trained_params`, those of them that are trained; `flops`, multiply-adds of its convolutions and matrix
+        products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
         UserError: an image that does not pass the network.
@@ -47,5 +49,6 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
             ) from error
     method.train(training)
     left_out = {id(p) for module in method.training_only() for p in module.parameters()}
-    params = sum(p.numel() for p in method.parameters() if id(p) not in left_out)
-    return {"params": params, "flops": counter.get_total_flops() // 2}
+    sizes = [(p.numel(), p.requires_grad) for p in method.parameters() if id(p) not in left_out]
+    params, trained = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    return {"params": params, "trained_params": trained, "flops": counter.get_total_flops() // 2}

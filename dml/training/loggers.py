@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -13,15 +14,19 @@ from omegaconf import DictConfig
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from tabulate import tabulate
 
 from dml.configuration.identity import configuration, flat, label
 from dml.configuration.trainings import axes_of
 from dml.evaluation.metric import HEADLINE
 from dml.files import write_atomically
 from dml.process import SWEPT
+from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
 
 log = logging.getLogger("dml")
+
+MOST_LINES = 500  # of a table as TensorBoard's text
 
 SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then lies in the folder, for wandb sync
 
@@ -125,6 +130,20 @@ def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
             names = [name.removeprefix("learners/0/") for name in metrics if name.startswith("learners/0/")]
             rows = [[int(i), *(metrics[f"learners/{i}/{name}"] for name in names)] for i in learners]
             logger.log_table("learners", columns=["learner", *names], data=rows)
+
+
+@rank_zero_only
+def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) -> None:
+    """Those of the run page, as tables of W&B and as text of TensorBoard; the learners' as `report_learners`, beside
+    the one with all their metrics."""
+    for logger in loggers:
+        for name, table in tables.items():
+            if isinstance(logger, WandbLogger):
+                rows = [list(row) for row in table.rows]
+                logger.log_table(f"report_{name}", columns=list(table.columns), data=rows)
+            elif isinstance(logger, TensorBoardLogger):
+                text = tabulate(table.rows[:MOST_LINES], headers=list(table.columns), tablefmt="github")
+                logger.experiment.add_text(f"report/{name}", text, step)
 
 
 @rank_zero_only

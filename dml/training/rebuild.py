@@ -82,6 +82,16 @@ def rebuild(path: Path) -> Rebuilt:
     return Rebuilt(method.eval(), image_to_tensor, config, int(checkpoint.get("global_step", 0)))
 
 
+def described(path: Path, *groups: str) -> DictConfig:
+    """Groups of a checkpoint's configuration that it is not rebuilt of, as `dataset`, with the same care.
+
+    Raises:
+        UserError: they name something that conf/ does not have there, or are missing.
+    """
+    said = load_checkpoint(path)["config"]
+    return OmegaConf.create({name: _checked(said.get(name), name, path) for name in groups})
+
+
 def _part(node: Any, *names: str) -> Any:
     for name in names:
         node = node.get(name) if isinstance(node, dict) else None

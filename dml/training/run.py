@@ -1,6 +1,7 @@
 """One run, from its folder to its report: fit, evaluate, resume."""
 
 import logging
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dml.configuration.components import instantiate
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
+from dml.models.backbones.stem import Stem
 from dml.process import started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
@@ -64,7 +66,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Raises what stopped the training, a mistake or a full disk as UserError."""
     try:
-        folder.note_start(config, overrides, trainer.world_size)
+        folder.note_start(config, overrides, trainer.world_size, parts.method.source)
         fit(config, folder, parts, trainer)
         if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
             raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")
@@ -103,7 +105,11 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode, and means to be.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
-            parts.method.to(trainer.strategy.root_device)  # averages of its weights are made where they are
+            device = trainer.strategy.root_device
+            parts.method.to(device)  # averages of its weights are made where they are
+            if parts.data.features is not None:
+                stem = Stem.of(parts.method.normalize, parts.method.openings())
+                parts.data.store_features(stem, device, trainer.precision_plugin.val_step_context)
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
     except MisconfigurationException as error:
         raise refused(error) from error
@@ -129,4 +135,5 @@ def _close(folder: RunFolder) -> dict[str, float]:
     print_table(metrics)
     report = folder.path / "report.html"
     print(f"Report: {report}" if report.exists() else f"Run: {folder.path}")
+    print(f"Compare it: python -m dml.compare ANOTHER_RUN {shlex.quote(str(folder.path))}")
     return metrics

@@ -23,6 +23,7 @@ from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
+from dml.training.callbacks.steps import Timing
 from dml.training.compiling import compile_steps
 
 OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmul", "compile", "micro_batch")
@@ -116,7 +117,7 @@ def _without_statistics(method: Method) -> str:
     """What to do about such batch norm, in the middle of a sentence."""
     of_backbone = {id(part) for stages in method.modules() if isinstance(stages, Stages) for part in stages.modules()}
     places = {id(norm) in of_backbone for norm in _learning_norms(method)}
-    freeze = "freeze its statistics with backbone.freeze=bn_statistics"
+    freeze = "freeze its statistics with backbone.batch_norm=running"
     other = "choose another head, as this one has batch norm of its own"
     return f"{freeze}, and {other}" if len(places) > 1 else freeze if True in places else other
 
@@ -141,7 +142,11 @@ def _environment() -> list[ClusterEnvironment]:
 
 
 class Bar(TQDMProgressBar):
-    """Lightning's bar, counting the steps of the run; steps before a resume do not count for the speed."""
+    """Lightning's bar, counting the steps of the run. Steps before a resume do not count for the speed, and neither
+    does the time of evaluations and of the report: `dml.training.callbacks.forecast` says how long those take."""
+
+    _timing: Timing | None = None
+    _before = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         super().on_train_start(trainer)
@@ -149,6 +154,9 @@ class Bar(TQDMProgressBar):
         bar.set_description("training", refresh=False)
         bar.total, bar.initial, bar.n = trainer.max_steps, trainer.global_step, trainer.global_step
         bar.start_t = bar.last_print_t = time.time()
+        every: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        self._timing = next((one for one in every if isinstance(one, Timing)), None)
+        self._before = self._timing.seconds if self._timing else 0.0
         bar.refresh()
 
     def get_metrics(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
@@ -162,6 +170,8 @@ class Bar(TQDMProgressBar):
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         step = trainer.global_step
         if self.is_enabled and (step % self.refresh_rate == 0 or step == trainer.max_steps):
+            if self._timing is not None:
+                self.train_progress_bar.start_t = time.time() - (self._timing.seconds - self._before)
             self.train_progress_bar.set_postfix(self.get_metrics(trainer, module), refresh=False)
             self.train_progress_bar.update(step - self.train_progress_bar.n)
             self.train_progress_bar.refresh()

@@ -2,7 +2,7 @@
 
     python experiments/bench/clustering.py                                   # glyphs, a few minutes on 2 cores
     DML_DATA=... python experiments/bench/clustering.py dataset=cars196 backbone=mobilenet_v2 image_size=128 \
-        backbone.freeze=bn_statistics
+        backbone.batch_norm=running
     python experiments/bench/clustering.py --train 400                       # and the quality of running assignments
 
 The bound: a training step computes a forward and a backward pass, about three forward passes, over every image; a

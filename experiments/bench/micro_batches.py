@@ -41,7 +41,7 @@ def step(method: str, batch: int, piece: int | None, given: argparse.Namespace) 
         piece: images of one; None: the plain step.
     """
     common = [f"backbone={given.backbone}", f"image_size={given.size}", f"head.dim={given.dim}"]
-    made = method_of(*common, *METHODS[method], "backbone.freeze=bn_statistics").to(given.device)
+    made = method_of(*common, *METHODS[method], "backbone.batch_norm=running").to(given.device)
     made.micro_batch = piece
     images = torch.rand(batch, 3, given.size, given.size, device=given.device)
     return step_of(made, images, torch.arange(batch, device=given.device) // 4, given.precision)

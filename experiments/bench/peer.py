@@ -160,10 +160,9 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     )
     theirs = calculator.get_accuracy(vectors, labels)
     ours = evaluate(vectors, labels, clustering=False)
-    write_scores(
-        *(options.out, records, Split(records.train_rows, records.query_rows, None), Conventional()),
-        Embedded(vectors.unsqueeze(1), labels, torch.as_tensor(records.query_rows)),
-    )
+    split, protocol = Split(records.train_rows, records.query_rows, None), Conventional()
+    tested = Embedded(vectors.unsqueeze(1), labels, torch.as_tensor(records.query_rows))
+    write_scores(options.out, records, split, protocol, tested, protocol.ranking(split, tested))
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         network(test[0][0].unsqueeze(0))
     return {

@@ -43,6 +43,41 @@ def test_a_tree_reads_as_written(tree: Path) -> None:
     assert image.getpixel((0, 0)) == (200, 30, 60)
 
 
+def test_every_folder_with_images_is_a_class(tmp_path: Path) -> None:
+    for name in (
+        "Fruit/Apple/1.jpg",
+        "Fruit/Pear/1.jpg",
+        "Fruit/2.jpg",
+        "Nut/1.png",
+        "Nut/.cache/1.png",
+    ):
+        picture(tmp_path / name)
+    (tmp_path / "Empty").mkdir()
+    records = folder(str(tmp_path), depth="leaf")
+    assert records.class_names == ["Fruit", "Fruit/Apple", "Fruit/Pear", "Nut"]
+    assert records.labels.tolist() == [0, 1, 2, 3]
+    assert records.roles.tolist() == ["train", "train", "test", "test"]
+    (tmp_path / "Fruit" / "2.jpg").unlink()
+    (tmp_path / "Empty").rmdir()
+    with pytest.raises(UserError, match=r"class folder .*Fruit has no images .*deeper, as in .*Apple: .*depth=leaf"):
+        folder(str(tmp_path))
+    with pytest.raises(UserError, match="no folder with images"):
+        folder(str(tmp_path / "Nut"), depth="leaf")
+
+
+def test_folders_called_train_and_test_are_the_split(tmp_path: Path) -> None:
+    for name in ("train/Fruit/Apple", "train/Fruit/Pear", "train/Nut", "test/Leaf"):
+        picture(tmp_path / name / "1.jpg")
+    records = folder(str(tmp_path), depth="leaf")
+    assert dict(zip(records.class_names, records.roles, strict=True)) == {
+        "test/Leaf": "test",
+        "train/Fruit/Apple": "train",
+        "train/Fruit/Pear": "train",
+        "train/Nut": "train",
+    }
+    assert folder(str(tmp_path / "train"), depth="leaf").class_names == ["Fruit/Apple", "Fruit/Pear", "Nut"]
+
+
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK"])
 def test_every_kind_of_image_opens_as_rgb(tmp_path: Path, mode: str) -> None:
     suffix = "tif" if mode == "CMYK" else "png"

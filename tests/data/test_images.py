@@ -16,7 +16,7 @@ from dml.data.check import readable
 from dml.data.folder import folder
 from dml.data.images import decode, quiet
 from dml.errors import UserError
-from dml.inference.embedding import _opened, image_files
+from dml.inference.embedding import image_files, opened, picture_of
 from tests.components import components, transform
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
@@ -165,7 +165,7 @@ def test_wherever_images_are_opened(tmp_path: Path, name: str) -> None:
             readable(records, tmp_path / "cache")
         with pytest.raises(UserError, match=rf"b/2\.png cannot be read \(.*{said}"):
             build_cache(records, np.arange(5), transform("plain", "test", 8), "", tmp_path / "cache")
-    ((*_, (path, told)),) = _opened(transform("plain", "test", 8), image_files([root]), 8)
+    ((*_, (path, told)),) = opened(transform("plain", "test", 8), [image_files([root])], picture_of)
     assert path == root / "b" / "2.png"
     assert isinstance(told, str)
     assert said.replace("\\", "") in told

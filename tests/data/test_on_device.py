@@ -106,7 +106,7 @@ def test_loaders_hand_on_numbers_alone(
         seen.append(dict(batch))
         return finish(dataset, batch)
 
-    monkeypatch.setattr("dml.data.datamodule._Images.finish", watched)
+    monkeypatch.setattr("dml.data.loading.Images.finish", watched)
     assert images(data, 1).shape == (1, 8, 3, 32, 32)
     (evaluated,) = data.eval_dataloader(data.eval_rows)
     assert evaluated["image"].shape == (24, 3, 32, 32)
@@ -215,7 +215,7 @@ def test_two_processes_have_the_batches_of_one(
 def test_a_run_on_two_processes_is_the_run_on_one(
     configure: Configure, tmp_path: Path, photographs_options: list[str]
 ) -> None:
-    options = [*photographs_options, f"paths.cache_dir={tmp_path / 'cache'}", "backbone.freeze=bn_statistics"]
+    options = [*photographs_options, f"paths.cache_dir={tmp_path / 'cache'}", "backbone.batch_norm=running"]
     run(configure(*options, f"paths.output_dir={tmp_path / 'alone'}"), options)
     two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", "dataset.cache=device"]
     two += [f"paths.output_dir={tmp_path / 'two'}"]

@@ -15,7 +15,7 @@ from tests.conftest import loss_of, objective_of
 pytestmark = pytest.mark.usefixtures("one_thread")
 MethodOf = Callable[..., Method]
 FAMILY = ["abe", "mheads", "mheads_att", "mtails"]
-FROZEN = "backbone.freeze=bn_statistics"
+FROZEN = "backbone.batch_norm=running"
 
 # Tables 1 and 8: method, M, total width, params in 1e7, flops in 1e9, as printed.
 PUBLISHED = [

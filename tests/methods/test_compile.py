@@ -28,10 +28,10 @@ MethodOf = Callable[..., Method]
 # What else changes the way through a network.
 OPTIONS = [
     ["method=abe", "method.checkpointing=true"],
-    ["method=abe", "method.checkpointing=true", "backbone.freeze=bn_statistics"],
+    ["method=abe", "method.checkpointing=true", "backbone.batch_norm=running"],
     ["method=deml", "method.checkpointing=true", "method.channel_attention=false"],
     ["method=diablo", "method.attention=post", "method.selection=feature", "method.checkpointing=true"],
-    ["method=baseline", "backbone.freeze=all"],
+    ["method=baseline", "backbone.train=none"],
     ["method=gsp", "head.solver=fixed_point"],
     ["method=gsp", "head.mu=1"],
     ["method=gsp", "head.then=gemean"],
@@ -181,7 +181,7 @@ def test_batch_norm_of_several_devices(method_of: MethodOf) -> None:
     strategy = SimpleNamespace(root_device=torch.device("cuda"))
     trainer: Any = SimpleNamespace(world_size=2, _detect_anomaly=False, strategy=strategy)
     method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(method_of("method=baseline")).train()
-    with pytest.raises(UserError, match=r"freeze its statistics with backbone\.freeze=bn_statistics"):
+    with pytest.raises(UserError, match=r"freeze its statistics with backbone\.batch_norm=running"):
         compile_steps(method, trainer)
 
 

@@ -96,7 +96,7 @@ def test_weights_sum_to_one_over_the_dictionary(method_of: MethodOf, selection: 
 def test_the_architecture_a_branch_at_a_time(method_of: MethodOf, selection: str, attention: str) -> None:
     """Section 3.1 and 3.2: eq. 1 to 4, pooling and an embedding layer a branch, values and gradients."""
     options = [f"method.selection={selection}", f"method.attention={attention}", "method.N=3"]
-    method = diablo(method_of, *options, "backbone.freeze=bn_statistics").double()
+    method = diablo(method_of, *options, "backbone.batch_norm=running").double()
     images = method.normalize(torch.rand(3, 3, 32, 32, dtype=torch.float64))
     features = method.F(images)
     weights = select(method.phi(features), method.dictionary.entries, 10.0)

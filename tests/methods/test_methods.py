@@ -97,7 +97,7 @@ def test_complexity_counts_multiply_adds(method_of: MethodOf) -> None:
             module.register_forward_hook(count)
     probe.embed(torch.zeros(1, 3, 32, 32))
     expected = sum(p.numel() for name, p in method.named_parameters() if not name.startswith("losses."))
-    assert complexity(method, 32) == {"params": expected, "flops": by_hand}
+    assert complexity(method, 32) == {"params": expected, "trained_params": expected, "flops": by_hand}
 
 
 def test_the_objective_is_computed_in_float32_under_mixed_precision(method_of: MethodOf) -> None:

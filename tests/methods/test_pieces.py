@@ -42,7 +42,7 @@ METHODS = components("method")
 LOSSES = ["contrastive", "multi_similarity", "margin", "proxy_anchor", "xbm"]
 QUICK = [(name, LOSSES[i % len(LOSSES)]) for i, name in enumerate(METHODS)]
 SLOW, SGD, ANOMALY = pytest.mark.slow, "optimizer=sgd", "+trainer.detect_anomaly=true"
-FROZEN = "backbone.freeze=bn_statistics"
+FROZEN = "backbone.batch_norm=running"
 BATCH, PIECE = 16, 4
 LABELS = torch.arange(BATCH) // 4
 RUN = [*TINY, FROZEN, "protocol.clustering=false"]  # batches of 16
@@ -390,9 +390,9 @@ def test_terms_that_are_not_finite_are_named(configure: Configure, tmp_path: Pat
     [
         ([FROZEN, "trainer.micro_batch=7", "sampler.batch_size=32"], r"micro_batch=7 .* 32 images .* choose 4 or 8\."),
         ([FROZEN, "trainer.micro_batch=32"], r"micro_batch=32 does not divide the 16 images .* choose 16\."),
-        (["trainer.micro_batch=8"], r"Batch norm .*: freeze its statistics with backbone\.freeze=bn_statistics, or"),
+        (["trainer.micro_batch=8"], r"Batch norm .*: freeze its statistics with backbone\.batch_norm=running, or"),
         ([FROZEN, "trainer.micro_batch=8", "head=gsop"], r"Batch norm .*: choose another head, as this one has"),
-        (["trainer.micro_batch=8", "head=gsop"], r"freeze=bn_statistics, and choose another head"),
+        (["trainer.micro_batch=8", "head=gsop"], r"batch_norm=running, and choose another head"),
         (["trainer.micro_batch=0"], r"trainer\.micro_batch=0 has to be at least 1"),
         (["trainer.micro_batch=half"], r"trainer\.micro_batch=half"),
     ],

@@ -24,6 +24,7 @@ Configure = Callable[..., DictConfig]
 
 STEPS = 3
 HALF = 0.02  # of bfloat16, of a loss and of an embedding's unit length: its numbers have 8 bits, one in 256
+MOVED = 0.05  # of a loss of DeML: the second scale sees a box that rounding can move by some pixels
 
 
 def course(method_of: MethodOf, name: str, device: str, *, half: bool = False, compiled: bool = False) -> list[Tensor]:
@@ -45,14 +46,14 @@ def course(method_of: MethodOf, name: str, device: str, *, half: bool = False, c
         losses.append(value.detach().cpu())
     with torch.inference_mode(), torch.autocast(device, torch.bfloat16, enabled=half):
         embeddings = method.eval().embed(torch.rand(4, 3, 32, 32, generator=draw).to(device)).cpu()
-    # The second scale of DeML sees a box that rounding can move by some pixels.
+    # Not those of DeML's second scale, as with MOVED.
     return [*losses, embeddings[:, next(iter(method.groups().values()), slice(None))]]
 
 
-def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float, of_losses: float | None = None) -> None:
     for one, other in zip(found[:-1], expected[:-1], strict=True):
         assert torch.isfinite(one)
-        assert abs(one - other) <= tolerance * max(1, abs(other))
+        assert abs(one - other) <= (of_losses or tolerance) * max(1, abs(other))
     assert found[-1].dtype == torch.float32
     torch.testing.assert_close(torch.linalg.vector_norm(found[-1], dim=-1), torch.ones(found[-1].shape[:2]))
     assert torch.linalg.vector_norm(found[-1] - expected[-1], dim=-1).max() <= tolerance
@@ -60,7 +61,8 @@ def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) 
 
 @pytest.mark.parametrize("name", components("method"))
 def test_bfloat16(method_of: MethodOf, name: str) -> None:
-    assert_close(course(method_of, name, "cpu", half=True), course(method_of, name, "cpu"), HALF)
+    found, expected = course(method_of, name, "cpu", half=True), course(method_of, name, "cpu")
+    assert_close(found, expected, HALF, MOVED if name == "deml" else HALF)
 
 
 @pytest.fixture

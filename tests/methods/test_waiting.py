@@ -101,6 +101,7 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
         by_mask = name in BY_MASK and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        by_mask = by_mask and (len(args) < 3 or args[2].ndim > 0)  # one number is filled in, which waits for nothing
         if name in READS or by_mask:
             self.note(name)
         return function(*args, **(kwargs or {}))

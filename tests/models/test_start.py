@@ -7,21 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from dml.configuration.components import instantiate
 from dml.configuration.composition import composed
 from dml.methods.base import Method
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.backbones.start import enlarge_input
+from dml.models.backbones.trained import backbone_of
 
 MethodOf = Callable[..., Method]
 
 
-def backbone_of(name: str, freeze: str = "bn_statistics") -> Backbone:
+def made_of(name: str, batch_norm: str = "running") -> Backbone:
     torch.manual_seed(0)
-    made: Backbone = instantiate(
-        composed(f"backbone={name}", "backbone.weights=none", f"backbone.freeze={freeze}").backbone
+    return backbone_of(
+        composed(f"backbone={name}", "backbone.weights=none", f"backbone.batch_norm={batch_norm}").backbone
     )
-    return made
 
 
 def given(stages: Stages) -> torch.Tensor:
@@ -30,7 +29,7 @@ def given(stages: Stages) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["small", "mobilenet_v2", "googlenet_v1", "bn_inception", "resnet18"])
 def test_a_smaller_input_gives_what_the_whole_gave(name: str) -> None:
-    backbone = backbone_of(name)
+    backbone = made_of(name)
     _, behind = backbone.split(backbone.branch)
     images, modes = given(behind), [module.training for module in behind.modules()]
     behind.eval()
@@ -44,7 +43,7 @@ def test_a_smaller_input_gives_what_the_whole_gave(name: str) -> None:
 
 
 def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    backbone = backbone_of("resnet20")
+    backbone = made_of("resnet20")
     _, behind = backbone.split("layer1_0")
     before = {name: value.clone() for name, value in behind.state_dict().items()}
     with caplog.at_level(logging.WARNING, logger="dml"):
@@ -54,7 +53,7 @@ def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def test_batch_norm_of_batches_takes_it_out_by_itself() -> None:
-    backbone = backbone_of("small", freeze="none")
+    backbone = made_of("small", batch_norm="batch")
     _, behind = backbone.split(backbone.branch)
     before = {name: value.clone() for name, value in behind.state_dict().items()}
     enlarge_input(behind, 2)
@@ -72,8 +71,8 @@ def test_batch_norm_of_batches_takes_it_out_by_itself() -> None:
 )
 def test_methods_start_as_the_plain_network(method_of: MethodOf, options: list[str], share: float) -> None:
     """What follows the attention, given the share that it starts with, is the backbone's."""
-    made = method_of(*options, "backbone.freeze=bn_statistics")
-    plain = method_of("method=baseline", "backbone.freeze=bn_statistics").backbone
+    made = method_of(*options, "backbone.batch_norm=running")
+    plain = method_of("method=baseline", "backbone.batch_norm=running").backbone
     _, behind = plain.split(plain.branch)
     kinds = [module for module in made.modules() if isinstance(module, Stages)]
     copies = [one for one in kinds if list(one.stages) == list(behind.stages)]

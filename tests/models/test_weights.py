@@ -1,6 +1,7 @@
 """Weights: every source, and one sentence for every way in which a file can be wrong."""
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,8 +11,10 @@ from threading import Thread
 
 import huggingface_hub.constants
 import pytest
+import timm
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import nn
 
 from dml.errors import UserError
@@ -22,7 +25,7 @@ from dml.models.backbones.mobilenet_v2 import mobilenet_v2
 from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
-from dml.models.weights import Published, load_weights
+from dml.models.weights import Published, Source, load_weights
 
 
 def net() -> nn.Module:
@@ -127,6 +130,96 @@ def test_file_from_before_batch_norm_counted(tmp_path: Path) -> None:
     assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
 
 
+# --- the hub's folders, and what is known of a file ---
+
+
+def hub(folder: Path, state: dict[str, torch.Tensor], licence: str | None = None) -> Path:
+    """A cache as the hub's library makes it: snapshots of links to files that are named by their SHA-256."""
+    snapshot = folder / "models--timm--net" / "snapshots" / "0123abcd"
+    blobs = folder / "models--timm--net" / "blobs"
+    for made in (snapshot, blobs, folder / "models--timm--net" / "refs"):
+        made.mkdir(parents=True)
+    save_file(state, folder / "new")
+    blob = (folder / "new").rename(blobs / hashlib.sha256((folder / "new").read_bytes()).hexdigest())
+    (snapshot / "model.safetensors").symlink_to(blob)
+    (snapshot / "pytorch_model.bin").write_bytes(b"the other one is read")
+    (folder / "models--timm--net" / "refs" / "main").write_text("0123abcd")
+    (snapshot / "config.json").write_text(json.dumps({"pretrained_cfg": {"license": licence} if licence else {}}))
+    return snapshot
+
+
+@pytest.mark.parametrize("what", ["file", "snapshot", "cache"])
+def test_a_folder_of_the_hub(what: str, tmp_path: Path) -> None:
+    state, module = net().state_dict(), net()
+    snapshot = hub(tmp_path, state, "apache-2.0")
+    place = {"file": snapshot / "model.safetensors", "snapshot": snapshot, "cache": snapshot.parents[1]}[what]
+    source = load_weights(module, str(place), published=None, weights_dir=None)
+    assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
+    blob = (snapshot / "model.safetensors").resolve()
+    assert source == Source("model.safetensors", blob.name, "apache-2.0")
+
+
+def test_a_folder_without_safetensors(tmp_path: Path) -> None:
+    state, module = net().state_dict(), net()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    source = load_weights(module, str(tmp_path), published=None, weights_dir=None)
+    assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
+    assert source is not None
+    assert source.licence == "unknown"
+
+
+def test_what_timm_leaves_out_of_files_of_the_hub_is_left_out(tmp_path: Path) -> None:
+    vit = timm.create_model("test_vit")
+    snapshot = hub(tmp_path, vit.state_dict() | {"mask_token": torch.zeros(1)})
+    ours = timm_model(model_name="test_vit", weights=str(snapshot)).state_dict()
+    assert torch.equal(ours["stages.block3.block.mlp.fc1.weight"], vit.blocks[3].mlp.fc1.weight)
+    options = {"depths": [1, 1, 1, 1]}
+    swin = timm.create_model("swin_tiny_patch4_window7_224", **options)
+    torch.save(swin.state_dict() | {"layers.1.blocks.0.attn_mask": torch.zeros(1)}, tmp_path / "swin.pth")
+    ours = timm_model(
+        model_name="swin_tiny_patch4_window7_224", weights=str(tmp_path / "swin.pth"), options=options
+    ).state_dict()
+    merging = swin.layers[1].downsample.reduction.weight
+    assert torch.equal(ours["stages.layers_1_downsample.body.body.reduction.weight"], merging)
+
+
+def test_a_damaged_blob_of_the_hub(tmp_path: Path) -> None:
+    snapshot = hub(tmp_path, net().state_dict())
+    blob = (snapshot / "model.safetensors").resolve()
+    blob.write_bytes(blob.read_bytes()[:-1] + b"!")
+    fails(r"model\.safetensors is damaged \(its SHA-256", str(snapshot))
+
+
+def test_folders_that_are_no_choice(tmp_path: Path) -> None:
+    fails(r"is a folder without model\.safetensors or pytorch_model\.bin: give a file", str(tmp_path))
+    cache = hub(tmp_path, net().state_dict()).parents[1]
+    (cache / "refs" / "main").unlink()
+    (cache / "snapshots" / "4567").mkdir()
+    fails(r"has 2 snapshots: give the folder of one of them", str(cache))
+
+
+def test_no_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "net.safetensors").write_bytes(b"hello, this is none")
+    fails(r"net\.safetensors is no safetensors file", str(tmp_path / "net.safetensors"))
+
+
+def test_the_licence_is_that_of_the_published_file(published: Path, tmp_path: Path) -> None:
+    source = Published((published.name, "copy.pth"), licence="BSD-3-Clause")
+    found = load_weights(net(), "imagenet", published=source, weights_dir=str(published.parent))
+    digest = hashlib.sha256(published.read_bytes()).hexdigest()
+    assert found == Source(published.name, digest, "BSD-3-Clause")
+    shutil.copy(published, tmp_path / "copy.pth")
+    other = load_weights(net(), str(tmp_path / "copy.pth"), published=source, weights_dir=None)
+    assert other == Source("copy.pth", digest, "unknown")  # nothing says that it is the same
+    assert load_weights(net(), "none", published=source, weights_dir=None) is None
+
+
+def test_a_day_in_a_name_is_no_hash(published: Path) -> None:
+    dated = published.rename(published.with_name("net-20260131.pth"))
+    load_weights(net(), str(dated), published=None, weights_dir=None)
+    fails("is damaged", str(dated.rename(dated.with_name("net-20269931.pth"))))
+
+
 # --- the backbone of a run ---
 
 
@@ -174,7 +267,7 @@ def fails(match: str, weights: str, source: Published | None = None, folder: Pat
 
 def test_missing_file(tmp_path: Path) -> None:
     fails(r"backbone\.weights=imagnet is no file: give imagenet, none, a path or a URL", "imagnet")
-    fails("is no file", str(tmp_path))
+    fails("is a folder without", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +347,7 @@ def test_weights_that_have_to_be_made(tmp_path: Path) -> None:
 def test_bn_inception_is_downloaded_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *given: asked.append(given) or Path(given[1]).touch())
-    with pytest.raises(UserError, match="is not a checkpoint"):
+    with pytest.raises(UserError, match="is damaged"):
         bn_inception(weights="imagenet", weights_dir=str(tmp_path))
     name = "bn_inception-52deb4733.pth"
     url = f"http://data.lip6.fr/cadene/pretrainedmodels/{name}"

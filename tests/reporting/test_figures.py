@@ -12,6 +12,12 @@ from dml.figures import course, embeddings, galleries, maps, style, summaries
 from dml.models.attention import crop_and_zoom
 from dml.reporting.table import print_table
 
+RIGHT = (np.array([True, True, True, False, True, True]),)  # of the queries of `table`
+
+
+def white(row: int) -> Image.Image:
+    return Image.new("RGB", (10, 10), "white")
+
 
 @pytest.fixture
 def table() -> Embedded:
@@ -22,14 +28,16 @@ def table() -> Embedded:
 
 
 def test_gallery_frames_right_and_wrong(table: Embedded) -> None:
-    sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10), "white"), count=6, k=2)
+    near = galleries.neighbours_of(table, None, None, k=2)
+    sheet = galleries.retrieval_gallery(table, table, near, *RIGHT, white, str, count=6)
     pixels = np.asarray(sheet).reshape(-1, 3)
     for colour in (style.RIGHT, style.WRONG, style.GREY):
         assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
 
 
 def test_gallery_of_fewer_images_than_neighbours(table: Embedded) -> None:
-    sheet = galleries.retrieval_gallery(table, None, lambda row: Image.new("RGB", (10, 10)), count=99, k=99)
+    near = galleries.neighbours_of(table, None, None, k=99)
+    sheet = galleries.retrieval_gallery(table, table, near, *RIGHT, white, str, count=99)
     assert sheet.width == 96 * 6 + 24  # five neighbours, none of them the query itself
 
 
@@ -66,6 +74,10 @@ def test_curves_follow_the_records() -> None:
         {"step": 2, "train/loss": 1.5},
         {"step": 2, "test/recall@1": 0.3, "learners/mean/recall@1": 0.2, "seen/recall@1": 0.7},
     ]
+    several = [record | {"learners/1/recall@1": 0.1} if "test/recall@1" in record else record for record in records]
+    single = course.curves(records).axes[1]
+    assert [line.get_label() for line in single.lines] == ["embedding", "training images"]
+    records = several
     loss, recall = course.curves(records).axes
     assert recall.lines[2].get_xydata().tolist() == [[2, 0.7]]
     assert recall.lines[2].get_label() == "training images"
@@ -73,14 +85,25 @@ def test_curves_follow_the_records() -> None:
     assert recall.lines[0].get_xydata().tolist() == [[0, 0.1], [2, 0.3]]
 
 
+def test_a_single_term_does_not_lie_under_their_sum() -> None:
+    records = [{"step": step, "train/metric": 2.0, "train/loss": 2.0} for step in (1, 2)]
+    (loss,) = course.curves(records).axes
+    assert [line.get_label() for line in loss.lines] == ["loss"]
+    (loss,) = course.curves([record | {"train/loss": 3.0} for record in records]).axes
+    assert [line.get_label() for line in loss.lines] == ["metric", "loss"]
+
+
 def test_rates_that_change_are_drawn() -> None:
     records = [{"step": step, "train/loss": 2.0, "train/lr/backbone": 0.1 / step} for step in (1, 2)]
     records = [record | {"train/lr/head": 1.0, "train/gradient_norm/all": 3.0} for record in records]
-    loss, recall, rates = course.curves(records).axes
+    loss, rates = course.curves(records).axes  # nothing was evaluated: there is no empty panel
     assert [line.get_label() for line in loss.lines] == ["loss"]
-    assert not recall.lines
     assert [line.get_xydata().tolist() for line in rates.lines] == [[[1, 0.1], [2, 0.05]], [[1, 1.0], [2, 1.0]]]
-    assert len(course.curves([record | {"train/lr/backbone": 0.1} for record in records]).axes) == 2
+    assert len(course.curves([record | {"train/lr/backbone": 0.1} for record in records]).axes) == 1
+    assert course.constant_rates([record | {"train/lr/backbone": 0.1} for record in records]) == {
+        "backbone": 0.1,
+        "head": 1.0,
+    }
 
 
 def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +111,8 @@ def test_printed_table(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(metrics | {"data/test/images": 9, "data/test/classes": 3})
     said = capsys.readouterr().out
     assert "0.5124" in said
-    assert "R@1" in said
+    assert "Recall@1" in said
+    assert "mean learner" not in said  # there is one learner
     assert "9 test images of 3 unseen classes" in " ".join(said.split())
     apart = {"data/query/images": 4, "data/query/classes": 2, "data/gallery/images": 5, "data/gallery/classes": 3}
     print_table(metrics | {"data/test/images": 9, "data/test/classes": 3} | apart)
@@ -170,7 +194,10 @@ def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
     assert [bar.get_height() for bar in sizes.patches] == [30, 25, 10, 15]
     assert [bar.get_y() for bar in sizes.patches] == [0, 0, 30, 25]
     assert [line.get_xydata().tolist() for line in kept.lines] == [[[8, 0.8]], [[8, 0.6]], [[8, 0.7]]]
-    course.clusters_over_steps(records[:2])  # a single clustering has no overlaps
+    (alone,) = course.clusters_over_steps(records[:2]).axes  # a single clustering has no overlaps
+    assert [bar.get_height() for bar in alone.patches] == [30, 10]
+    assert "never again" in course.reclustered(records[:2])
+    assert course.reclustered(records) == ""
 
 
 def test_negative_distances_names_means() -> None:
@@ -189,35 +216,28 @@ def test_cluster_images_are_of_the_cluster() -> None:
         opened.append(row)
         return Image.new("RGB", (10, 10), "red")
 
-    sheet = galleries.cluster_images(clusters, 4, np.array([10, 11, 12, 13, 14]), open_image, count=2)
+    sheet = galleries.cluster_images(clusters, 4, np.array([10, 11, 12, 13, 14]), open_image, str, count=2)
     assert len(set(opened[:2]) & {10, 12, 14}) == 2
     assert set(opened[2:]) == {11, 13}
-    assert sheet.size == (2 * 80, 4 * (20 + 72 + 4))  # a row of learners without images too
+    assert sheet.size == (2 * 80, 4 * (20 + 72 + 18))  # a row of learners without images too
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_easiest_queries_are_those_that_one_learner_alone_answers(apart: bool) -> None:
+def test_easiest_queries_are_those_that_one_learner_alone_answers() -> None:
     """Angles of each learner; learner 0 answers 0 and 1, learner 1 answers 2 and 3, both 4 and 5."""
     angles = torch.tensor([[0.0, 0.0], [0.1, 3.0], [1.5, 1.6], [3.3, 1.7], [4.0, 4.0], [4.1, 4.1]])
-    table = Embedded(
-        torch.stack([angles.cos(), angles.sin()], -1), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6) + 20
-    )
+    points, labels = torch.stack([angles.cos(), angles.sin()], -1), torch.tensor([0, 0, 1, 1, 2, 2])
     opened: list[int] = []
 
     def open_image(row: int) -> Image.Image:
         opened.append(row)
         return Image.new("RGB", (10, 10))
 
-    best = [rank(table.embeddings[:, i], table.labels).best_rank for i in range(2)]
+    best = np.stack([rank(points[:, i], labels).best_rank for i in range(2)])
     alone = [np.flatnonzero((best[i] == 1) & (best[1 - i] > 1)) for i in range(2)]
     assert [one.tolist() for one in alone] == [[0, 1], [2, 3]]
-    gallery = Embedded(table.embeddings, table.labels, table.rows) if apart else None
-    galleries.easiest_queries(table, gallery, open_image)
-    if apart:  # each image is its own nearest: nobody answers alone
-        assert opened == []
-    else:
-        hardest_first = [sorted(one, key=lambda q, i=i: -best[1 - i][q]) for i, one in enumerate(alone)]
-        assert opened == [20 + int(q) for one in hardest_first for q in one]
+    galleries.easiest_queries(best, np.arange(6) + 20, open_image, str)
+    hardest_first = [sorted(one, key=lambda q, i=i: -best[1 - i][q]) for i, one in enumerate(alone)]
+    assert opened == [20 + int(q) for one in hardest_first for q in one]
 
 
 def test_gallery_leaves_the_own_camera_out() -> None:
@@ -225,17 +245,10 @@ def test_gallery_leaves_the_own_camera_out() -> None:
     points = torch.stack([angles.cos(), angles.sin()], -1)[:, None]
     queries = Embedded(points[:1], torch.tensor([7]), torch.tensor([0]))
     gallery = Embedded(points[1:], torch.tensor([7, 8, 7]), torch.tensor([1, 2, 3]))
-    opened: list[int] = []
-
-    def open_image(row: int) -> Image.Image:
-        opened.append(row)
-        return Image.new("RGB", (10, 10))
-
-    galleries.retrieval_gallery(queries, gallery, open_image, k=2)
-    assert opened == [0, 1, 2]
-    opened.clear()
-    galleries.retrieval_gallery(queries, gallery, open_image, cameras=np.array([5, 5, 5, 6]), k=2)
-    assert opened == [0, 2, 3]
+    assert galleries.neighbours_of(queries, gallery, None, k=2).indices.tolist() == [[0, 1]]
+    found = galleries.neighbours_of(queries, gallery, np.array([5, 5, 5, 6]), k=2)
+    assert found.indices.tolist() == [[1, 2]]
+    assert found.distances[0] == pytest.approx([2 * np.sin(0.01), 2 * np.sin(0.25)], abs=1e-6)
 
 
 def test_object_regions_show_what_each_scale_sees() -> None:

@@ -45,14 +45,13 @@ class _HalvingMaxPool(nn.MaxPool2d):
         return super().forward(F.pad(x, (0, 1, 0, 1), value=float("-inf")))
 
 
-def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
+def bn_inception(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
     """BN-Inception: 576 x 14 x 14 after inception3c and 1024 x 7 x 7 at the end for 224 x 224 images.
 
     Args:
         weights: see `load_weights`. Published keys are Cadene's, such as `conv1_7x7_s2.weight`,
             `conv1_7x7_s2_bn.weight`, `inception_3a_double_3x3_1.weight`; `imagenet` is `bn_inception-52deb4733.pth`
             in `weights_dir`, downloaded if it is not there.
-        freeze: see `Backbone`.
     """
     stages: dict[str, nn.Module] = {
         "conv1": nn.Sequential(_conv("7x7_s2", 3, 64, stride=2)),
@@ -68,9 +67,10 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None, freez
         branch="inception3c",
         attention_depth=4,
         late_branch="inception4e",
-        freeze=freeze,
     )
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

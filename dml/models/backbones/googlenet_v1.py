@@ -37,7 +37,7 @@ PUBLISHED = Published(
 )
 
 
-def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
+def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
     """GoogLeNet of 2014: 480 x 14 x 14 after pool3 and 1024 x 7 x 7 at the end for 224 x 224 images.
 
     Args:
@@ -45,7 +45,6 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
             `conv1_7x7_s2.weight` or `inception_3a_5x5_reduce.bias`; `imagenet` is `bvlc_googlenet.pth` in
             `weights_dir`, which `dml.data.convert` makes of bvlc_googlenet.caffemodel. The first convolution takes
             B, G, R, as there: `normalize` turns the channels round.
-        freeze: every backbone takes it; this one has no batch norm to freeze.
     """
     stages: dict[str, nn.Module] = {
         "conv1": nn.Sequential(_conv("7x7_s2", 3, 64, stride=2)),
@@ -61,9 +60,10 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None, freez
         branch="pool3",
         attention_depth=5,
         late_branch="pool4",
-        freeze=freeze,
     )
-    load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages))
+    backbone.source = load_weights(
+        backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=caffe_names(backbone.stages)
+    )
     return backbone
 
 

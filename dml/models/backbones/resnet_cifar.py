@@ -29,12 +29,11 @@ class _Block(nn.Module):
         return F.relu(self.bn2(self.conv2(x)) + shortcut)
 
 
-def resnet20(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
+def resnet20(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
     """ResNet-20: 64 x 8 x 8 for 32 x 32 images; stages conv1, layer1_0, ..., layer3_2.
 
     Args:
         weights: see `load_weights`; keys are this module's own, as in a run's checkpoint.
-        freeze: see `Backbone`.
     """
     conv1 = nn.Sequential(
         nn.Conv2d(3, WIDTHS[0], 3, padding=1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True)
@@ -54,7 +53,6 @@ def resnet20(*, weights: str = "none", weights_dir: str | None = None, freeze: s
         branch="layer1_2",
         attention_depth=BLOCKS,
         late_branch="layer2_2",
-        freeze=freeze,
     )
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone

@@ -9,7 +9,7 @@ from dml.models.weights import load_weights
 WIDTHS = (16, 32, 64, 128)
 
 
-def small(*, weights: str = "none", weights_dir: str | None = None, freeze: str = "none") -> Backbone:
+def small(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
     """Four blocks of 3x3 convolutions, batch norm and ReLU, the first three ended by a 2x2 max pooling.
 
     128 x 6 x 6 for 48 x 48 images; two convolutions a block, one in the first, which works at full resolution, and
@@ -17,7 +17,6 @@ def small(*, weights: str = "none", weights_dir: str | None = None, freeze: str 
 
     Args:
         weights: see `load_weights`; keys are this module's own, as in a run's checkpoint.
-        freeze: see `Backbone`.
     """
     first, second, third, fourth = WIDTHS
     stages: dict[str, nn.Module] = {
@@ -26,10 +25,8 @@ def small(*, weights: str = "none", weights_dir: str | None = None, freeze: str 
         "block3": nn.Sequential(*_conv(second, third), *_conv(third, third), nn.MaxPool2d(2)),
         "block4": nn.Sequential(*_conv(third, fourth)),
     }
-    backbone = Backbone(
-        stages, normalize=half(), branch="block2", attention_depth=1, late_branch="block3", freeze=freeze
-    )
-    load_weights(backbone, weights, published=None, weights_dir=weights_dir)
+    backbone = Backbone(stages, normalize=half(), branch="block2", attention_depth=1, late_branch="block3")
+    backbone.source = load_weights(backbone, weights, published=None, weights_dir=weights_dir)
     return backbone
 
 

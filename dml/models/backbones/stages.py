@@ -6,6 +6,7 @@ Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dml.errors import UserError
+from dml.models.stored import Stored
 from dml.models.tokens import entering
+from dml.models.weights import Source
 
 PROBE = 64  # pixels; a multiple of every stride in use, so that size / output size is the stride
 SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
+
+
+def small_probe(stages: "Stages") -> int:
+    """Cells on a side of a map that some stages take: behind fixed windows, as many as their backbone's images have."""
+    return max(SMALL_PROBE, stages.pixels // max(1, stages.in_stride))  # 0 is no whole number
 
 
 class Stages(nn.Module):
@@ -28,8 +36,13 @@ class Stages(nn.Module):
         in_stride: image pixels per cell of the first stage's input.
         out_channels: channels after each stage.
         stride: image pixels per cell after each stage (cumulative, counted from the image also after a split).
+        behind: how many stages with weights follow each stage in the whole network.
+        frozen_statistics: batch norm uses its running statistics and never updates them.
         checkpointing: keep a stage's input alone for the backward pass and compute the rest again there.
+        pixels: of the least images that the backbone takes, where it takes multiples of a side alone; else 1.
     """
+
+    pixels = 1
 
     def __init__(
         self,
@@ -39,6 +52,7 @@ class Stages(nn.Module):
         in_stride: int,
         out_channels: Mapping[str, int],
         stride: Mapping[str, int],
+        behind: Mapping[str, int],
         frozen_statistics: bool = False,
     ) -> None:
         super().__init__()
@@ -47,6 +61,7 @@ class Stages(nn.Module):
         self.in_stride = in_stride
         self.out_channels = {name: out_channels[name] for name in stages}
         self.stride = {name: stride[name] for name in stages}
+        self.behind = {name: behind[name] for name in stages}
         self.frozen_statistics = frozen_statistics
         self.checkpointing = False
 
@@ -57,19 +72,37 @@ class Stages(nn.Module):
     def tapped(self, x: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """`forward`, and the outputs of those stages whose names are given and that are here."""
         taps = {}
-        for name, stage in self.stages.items():
+        passed = -1
+        if isinstance(x, Stored):  # what the first stages made of images already
+            passed, x = list(self.stages).index(x.stage), x.map()
+        for name, stage in islice(self.stages.items(), passed + 1, None):
             x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
             if name in names:
                 taps[name] = x
         return x, taps
 
     def train(self, mode: bool = True) -> "Stages":
-        """As `nn.Module.train`, but frozen batch-norm statistics stay in eval mode."""
+        """As `nn.Module.train`, but stages of which nothing is trained, and frozen batch-norm statistics, stay in eval
+        mode."""
         super().train(mode)
+        for stage in self.stages.values():
+            trained = [parameter.requires_grad for parameter in stage.parameters()]
+            if trained and not any(trained):
+                stage.eval()
         if self.frozen_statistics:
-            for norm in _batch_norms(self):
+            for norm in batch_norms(self):
                 norm.eval()
         return self
+
+    def follows_batches(self, name: str) -> bool:
+        """Whether the batch norm of a stage takes its statistics from the batches of a training."""
+        stage = self.stages[name]
+        trained = any(parameter.requires_grad for parameter in stage.parameters())
+        return trained and not self.frozen_statistics and any(True for _ in batch_norms(stage))
+
+    def first(self, count: int) -> "Stages":
+        """The first so many stages. They share this module's parameters."""
+        return self._part(list(self.stages)[:count])
 
     def split(self, at: str) -> tuple["Stages", "Stages"]:
         """The stages up to and including `at`, and the rest. Both share this module's parameters.
@@ -107,7 +140,9 @@ class Stages(nn.Module):
 
         Args:
             keep_resolution: take every stride out of the copy, so that h' = h and w' = w: strided convolutions get
-                stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3).
+                stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3). Patches
+                that lie side by side, as ConvNeXt's of 2 x 2 cells, so begin at every cell, and what they lack at the
+                right and the lower edge repeats the last cell.
 
         Raises:
             UserError: not two stages in forward order, or a stride that cannot be taken out (a layer that shrinks
@@ -119,7 +154,7 @@ class Stages(nn.Module):
         part = copy.deepcopy(self._part(names[names.index(first) : names.index(last) + 1]))
         if keep_resolution:
             _take_strides_out(part)
-            _, stride = measure_stages(dict(part.stages.items()), part.in_channels, SMALL_PROBE)
+            _, stride = measure_stages(dict(part.stages.items()), part.in_channels, small_probe(part))
             if set(stride.values()) != {1}:
                 raise UserError(
                     f"stages '{first}' to '{last}' cannot keep the resolution of their input: choose a later branch "
@@ -136,10 +171,12 @@ class Stages(nn.Module):
             in_stride=self.stride[before[-1]] if before else self.in_stride,
             out_channels=self.out_channels,
             stride=self.stride,
+            behind=self.behind,
             frozen_statistics=self.frozen_statistics,
         )
         part.training = self.training
         part.checkpointing = self.checkpointing
+        part.pixels = self.pixels
         return part
 
 
@@ -153,12 +190,15 @@ class Backbone(Stages):
         attention_depth: how many stages with weights an attention module copies from there on by default.
         late_branch: the stage after which methods branch by default that attend to late features.
         probe: pixels of the blank image on which channels and strides are measured, a multiple of every stride.
-        freeze: `none`; `bn_statistics`: batch norm always uses its running statistics and never updates them; `bn`:
-            besides, its weight and bias get no gradient; `all`: nothing of the backbone and its copies does.
 
     Raises:
-        UserError: an unknown `freeze`, or a `branch` or `late_branch` that is no stage.
+        UserError: a `branch` or `late_branch` that is no stage.
+
+    Attributes:
+        source: of its weights; None: they are random.
     """
+
+    source: Source | None = None
 
     def __init__(
         self,
@@ -169,10 +209,7 @@ class Backbone(Stages):
         attention_depth: int,
         late_branch: str,
         probe: int = PROBE,
-        freeze: str = "none",
     ) -> None:
-        if freeze not in ("none", "bn_statistics", "bn", "all"):
-            raise UserError(f"backbone.freeze={freeze} is unknown: choose none, bn_statistics, bn or all.")
         for name in (branch, late_branch):
             if name not in stages:
                 raise UserError(f"the backbone has no stage '{name}': its stages are {', '.join(stages)}.")
@@ -183,20 +220,23 @@ class Backbone(Stages):
             in_stride=1,
             out_channels=out_channels,
             stride=stride,
-            frozen_statistics=freeze != "none",
+            behind=_behind(stages),
         )
         self.normalize = normalize
         self.branch = branch
         self.attention_depth = attention_depth
         self.late_branch = late_branch
-        for module in [self] if freeze == "all" else _batch_norms(self) if freeze == "bn" else []:
-            module.requires_grad_(False)
         self.train()
 
     @property
     def dim(self) -> int:
         """Channels of the last stage."""
         return list(self.out_channels.values())[-1]
+
+
+def _behind(stages: Mapping[str, nn.Module]) -> dict[str, int]:
+    deep = [any(True for _ in stage.parameters()) for stage in stages.values()]
+    return {name: sum(deep[i + 1 :]) for i, name in enumerate(stages)}
 
 
 def published_names(published: Mapping[str, Tensor], backbone: Backbone) -> dict[str, str]:
@@ -219,7 +259,7 @@ def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
 @contextmanager
 def _running_statistics_kept(stage: nn.Module) -> Iterator[None]:
     """The second pass over a batch leaves the running statistics of batch norm as the first one left them."""
-    norms = [(norm, norm.momentum, norm.num_batches_tracked) for norm in _batch_norms(stage) if norm.training]
+    norms = [(norm, norm.momentum, norm.num_batches_tracked) for norm in batch_norms(stage) if norm.training]
     for norm, _, seen in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None if seen is None else seen.clone()
     try:
@@ -229,7 +269,7 @@ def _running_statistics_kept(stage: nn.Module) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, seen
 
 
-def _batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:
+def batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:
     return (m for m in module.modules() if isinstance(m, _BatchNorm))
 
 
@@ -258,10 +298,16 @@ def measure_stages(
 
 
 def _take_strides_out(module: nn.Module) -> None:
+    """Of what a module is made of, in place; one that is no convolution or pooling may have `keep_resolution()`."""
     for name, child in module.named_children():
         if isinstance(child, (nn.MaxPool2d, nn.AvgPool2d)) and child.stride not in (1, (1, 1)):
             setattr(module, name, nn.Identity())
         elif isinstance(child, nn.Conv2d):
+            if type(child) is nn.Conv2d and child.padding == (0, 0) and child.stride == child.kernel_size != (1, 1):
+                below, right = (side - 1 for side in child.kernel_size)
+                setattr(module, name, nn.Sequential(nn.ReplicationPad2d((0, right, 0, below)), child))
             child.stride = (1, 1)
+        elif callable(take_out := getattr(child, "keep_resolution", None)):
+            take_out()
         else:
             _take_strides_out(child)

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from dml.models.backbones.stages import SMALL_PROBE, Stages
+from dml.models.backbones.stages import Stages, small_probe
 from dml.models.tokens import entering
 
 log = logging.getLogger("dml")
@@ -31,12 +30,13 @@ def enlarge_input(stages: Stages, factor: int) -> None:
     Where something else than convolutions sees the input, as the identity of a residual block does, nothing is changed,
     and a warning says so.
     """
-    if not stages.frozen_statistics and any(isinstance(module, _BatchNorm) for module in stages.modules()):
+    if any(stages.follows_batches(name) for name in stages.stages):
         return
     training = [(module, module.training) for module in stages.modules()]
     stages.eval()
     weight = next(stages.parameters())
-    cells = torch.rand(1, stages.in_channels, SMALL_PROBE, SMALL_PROBE, dtype=weight.dtype, device=weight.device)
+    side = small_probe(stages)
+    cells = torch.rand(1, stages.in_channels, side, side, dtype=weight.dtype, device=weight.device)
     cells = entering(next(iter(stages.stages.values())), cells)
     convolutions, before = _first_convolutions(stages, cells), stages(cells)
     for convolution in convolutions:
@@ -46,7 +46,7 @@ def enlarge_input(stages: Stages, factor: int) -> None:
             convolution.weight.div_(factor)
         log.warning(
             "Behind '%s' follows more than convolutions, and features start there at 1/%d of what the backbone had: "
-            "choose another method.branch, or backbone.freeze=none.",
+            "choose another method.branch, or backbone.batch_norm=batch.",
             next(iter(stages.stages)),
             factor,
         )

@@ -1,105 +1,147 @@
-"""Networks of timm: convolutional ones that are a plain sequence, cut at their feature taps, and transformers."""
+"""Networks of timm that give a map: runs of blocks, and transformers whose tokens travel beside the map."""
 
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
 import torch
-from timm.models import FeatureListNet
-from torch import nn
+from omegaconf import OmegaConf
+from timm.layers import DropPath
+from timm.models.maxxvit import MaxxVit
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from torch import Tensor, nn
 
+from dml.configuration.ranges import Pixels
 from dml.errors import UserError
 from dml.models.backbones.normalize import Normalize
-from dml.models.backbones.stages import Backbone, published_names
+from dml.models.backbones.sequence import Entrance, cut_sequence
+from dml.models.backbones.stages import PROBE, Backbone, measure_stages, published_names
 from dml.models.backbones.transformer import SEQUENCES, cut
-from dml.models.weights import load_weights
+from dml.models.weights import Published, Source, load_weights
 
 REMEDY = (
-    "choose a plain convolutional one, such as resnet50d, regnety_008, efficientnet_b0 or densenet121, or a "
-    "transformer of one resolution, such as vit_small_patch16_224"
+    "choose a network of blocks, such as resnet50d, regnety_008, efficientnet_b0, convnext_tiny or "
+    "swin_tiny_patch4_window7_224, or a transformer of one resolution, such as vit_small_patch16_224"
 )
 PATCHES = 4  # on a side of the blank image on which a transformer is measured
+# Of timm.create_model: what names files, or makes another thing than a network for images.
+NO_OPTIONS = {
+    *("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "state_dict"),
+    *("features_only", "scriptable", "exportable", "no_jit", "device", "dtype"),
+}
+SHIFTED = (SwinTransformer, SwinTransformerV2)
 
 
 def timm_model(
-    *, model_name: str, weights: str = "imagenet", weights_dir: str | None = None, freeze: str = "none"
+    *,
+    model_name: str,
+    weights: str = "imagenet",
+    weights_dir: str | None = None,
+    probe: Pixels | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Backbone:
-    """Network `model_name` of timm; a stage ends at each feature tap and bears the name of the module there.
+    """Network `model_name` of timm, its final norm included; what lies behind the map is left out.
 
     Of a transformer, `patches` is followed by a stage a block, and the final norm is in the last one. The tokens of its
     class and registers travel beside the map (`dml.models.tokens`). Attention methods branch after a third of its
     blocks and copy the next quarter, or branch late, before the last sixth.
 
-    Of others, attention methods branch after the third stage from the end and copy the next one, the counterparts of
-    ResNet's layer2 and layer3, or branch late, after the second from the end.
+    Of others, stages are blocks and what lies between them, with timm's names, as layer2_3 or stages_1_downsample
+    (`sequence.cut_sequence`). Attention methods branch at a quarter of the last stride, as after ResNet's layer2, and
+    copy what follows up to its half, layer3, behind which methods branch late.
+
+    Stochastic depth, which is on in timm's Swin, is off: what a step computes does not depend on the number of ranks.
 
     Args:
-        weights: `imagenet` is timm's own default for the model, cached in `weights_dir`; else see `load_weights`:
-            published keys are those of the plain timm model.
-        freeze: see `Backbone`.
+        weights: `imagenet` is timm's own for the model (or for its tag, as in NAME.TAG), cached in `weights_dir`; else
+            see `load_weights`: published keys are those of the plain timm model, or what timm itself converts to them.
+        probe: pixels of the blank image on which stages are measured; data sets of characters take it as their size
+            too. None: 64, or what the network asks for.
+        options: of timm.create_model, as {depth: 6}.
 
     Raises:
-        UserError: no such model, no weights, or a model that is no plain sequence (Swin, HRNet, ...).
+        UserError: no such model, no weights, options that it does not take, or a model that gives no map or is no run
+            of blocks (HRNet, ...).
     """
-    with torch.device("meta"):
-        plain = timm.create_model(model_name) if timm.is_model(model_name) else None
+    return of_timm(model_name, weights, weights_dir, probe, options)
+
+
+def of_timm(
+    model_name: str,
+    weights: str,
+    weights_dir: str | None,
+    probe: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    published: Published | None = None,
+    other_names: Callable[[Any], Mapping[str, str]] | None = None,
+) -> Backbone:
+    """As `timm_model`, with another source of `imagenet`.
+
+    Args:
+        published: that source; None: timm's own.
+        other_names: of timm's network: keys of that source -> timm's.
+    """
+    plain = _plain(model_name, options)
     if isinstance(plain, SEQUENCES):
-        return _transformer(model_name, weights, weights_dir, freeze)
-    net = _features(model_name, weights == "imagenet", weights_dir)
-    stages = _cut(net)
-    names = list(stages)
-    try:
-        backbone = Backbone(
-            stages,
-            normalize=Normalize(net.pretrained_cfg["mean"], net.pretrained_cfg["std"]),
-            branch=names[-3],
-            attention_depth=1,
-            late_branch=names[-2],
-            freeze=freeze,
-        )
-        in_order = list(backbone.out_channels.values()) == net.feature_info.channels()
-    except (RuntimeError, AssertionError, AttributeError, IndexError):  # not [B, C, h, w] from stage to stage
-        in_order = False
-    if not in_order:
-        raise UserError(f"timm's {model_name} is no sequence of convolutional stages: {REMEDY}.")
-    if weights not in ("none", "imagenet"):
-        names_there, rest = _plain_names(model_name, published_names(net.state_dict(keep_vars=True), backbone))
-        load_weights(backbone, weights, published=None, weights_dir=weights_dir, names=names_there, ignore=rest)
-    return backbone
+        sizes: dict[str, Any] = {"dynamic_img_size": True}
+    else:
+        sizes = {"strict_img_size": False} if isinstance(plain, SHIFTED) else {}
+    own = weights == "imagenet" and published is None
+    net = _made(model_name, pretrained=own, cache_dir=weights_dir, **sizes, **_plain_options(options))
+    if not (options or {}).get("drop_path_rate"):
+        for module in net.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = 0.0
+    config, tensors = net.pretrained_cfg, net.state_dict(keep_vars=True)
+    others = other_names(net) if other_names is not None else {}
+    normalize = Normalize(config["mean"], config["std"])
+    of_family = _transformer if isinstance(plain, SEQUENCES) else _sequence
+    backbone = of_family(net, model_name, normalize, probe)
+    if own:
+        place = str(config.get("hf_hub_id") or config.get("url") or model_name)
+        backbone.source = Source(place, None, str(config.get("license") or "unknown"))
+        return backbone
+    names = published_names(tensors, backbone)
+    rest = tuple(key for key in tensors if key not in names)
+    rest += tuple(theirs for theirs, timms in others.items() if timms in rest)
 
+    def converted(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What timm makes of the files of others."""
+        convert = getattr(sys.modules[type(plain).__module__], "checkpoint_filter_fn", None)
+        return state if convert is None else convert(state, plain)
 
-def _transformer(model_name: str, weights: str, weights_dir: str | None, freeze: str) -> Backbone:
-    """One of patches, which every block sees."""
-    net = _made(model_name, pretrained=weights == "imagenet", cache_dir=weights_dir, dynamic_img_size=True)
-    config, published = net.pretrained_cfg, net.state_dict(keep_vars=True)
-    patch, blocks = net.patch_embed.feat_ratio(), len(net.blocks)
-    backbone = Backbone(
-        cut(net, model_name),
-        normalize=Normalize(config["mean"], config["std"]),
-        branch=f"block{max(1, blocks // 3) - 1}",
-        attention_depth=max(1, blocks // 4),
-        late_branch=f"block{blocks - max(1, blocks // 6) - 1}",
-        probe=PATCHES * patch,
-        freeze=freeze,
+    backbone.source = load_weights(
+        backbone,
+        weights,
+        published=published,
+        weights_dir=weights_dir,
+        names=names | {theirs: names[timms] for theirs, timms in others.items() if timms in names},
+        ignore=rest,
+        convert=converted,
     )
-    if weights not in ("none", "imagenet"):
-        names, rest = _plain_names(model_name, published_names(published, backbone))
-        load_weights(backbone, weights, published=None, weights_dir=weights_dir, names=names, ignore=rest)
     return backbone
 
 
-def _features(model_name: str, pretrained: bool, cache_dir: str | None) -> Any:
-    """timm's feature extractor, as a flat sequence of modules (a `FeatureListNet`)."""
+def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises UserError for what is none of an architecture."""
+    for name in (options or {}).keys() & NO_OPTIONS:
+        raise UserError(
+            f"backbone.options.{name} is no option of an architecture: set backbone.weights for the weights."
+        )
+    return {str(name): OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for name, v in (options or {}).items()}
+
+
+def _plain(model_name: str, options: Mapping[str, Any] | None) -> Any:
+    """timm's network without weights."""
     if not timm.is_model(model_name):
         raise UserError(f"timm has no model '{model_name}': {REMEDY}.")
-    wanted: dict[str, Any] = {"pretrained": pretrained, "features_only": True, "cache_dir": cache_dir}
     try:
-        net = _made(model_name, **wanted)
-        if not isinstance(net, FeatureListNet):  # EfficientNet and MobileNet bring wrappers of their own
-            flat = {"feature_cls": "list", "flatten_sequential": True}
-            net = _made(model_name, feature_cfg=flat, **wanted)
-    except (AssertionError, TypeError):  # the taps are no direct children; no feature_cfg is taken
-        raise UserError(f"timm's {model_name} is no sequence of convolutional stages: {REMEDY}.") from None
-    return net
+        with torch.device("meta"):
+            return timm.create_model(model_name, **_plain_options(options))
+    except TypeError as error:
+        raise UserError(f"backbone.options: timm's {model_name} does not take them ({error}).") from None
 
 
 def _made(model_name: str, **options: Any) -> Any:
@@ -113,25 +155,65 @@ def _made(model_name: str, **options: Any) -> Any:
         ) from None
 
 
-def _cut(net: Any) -> dict[str, nn.Module]:
-    """The children of `net`, in groups that end at its feature taps."""
-    stages: dict[str, nn.Module] = {}
-    group: list[nn.Module] = []
-    for name, module in net.items():
-        group.append(module)
-        if name in net.return_layers:
-            stages[name] = nn.Sequential(*group)
-            group = []
-    return stages
+def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
+    """One of patches, which every block sees."""
+    patch, blocks = net.patch_embed.feat_ratio(), len(net.blocks)
+    return Backbone(
+        cut(net, name),
+        normalize=normalize,
+        branch=f"block{max(1, blocks // 3) - 1}",
+        attention_depth=max(1, blocks // 4),
+        late_branch=f"block{blocks - max(1, blocks // 6) - 1}",
+        probe=probe or PATCHES * patch,
+    )
 
 
-def _plain_names(model_name: str, names: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Keys of the plain model -> ours, and those of its part after the last tap.
+def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
+    """One whose resolution falls from stage to stage."""
+    pixels, why = _sides(net, name)
+    probe = probe or max(PROBE, pixels)
+    try:
+        stages = cut_sequence(net, probe)
+        _, stride = measure_stages(stages, 3, probe)
+        if 0 in stride.values():
+            raise ValueError("its strides are no whole numbers")
+    except (RuntimeError, AssertionError, AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UserError(
+            f"timm's {name} is no run of blocks from the image to a map ({' '.join(str(error).split())}): {REMEDY}."
+        ) from None
+    first, names = next(iter(stages)), list(stages)
+    if pixels > 1:
+        stages[first] = Entrance(stages[first], pixels, why)
+    late = _last_at(stride, max(2, stride[names[-1]] // 2))
+    branch = _last_at(stride, max(1, stride[late] // 2))
+    between = names[names.index(branch) + 1 : names.index(late) + 1]
+    depth = sum(any(True for _ in stages[one].parameters()) for one in between)
+    backbone = Backbone(
+        stages,
+        normalize=normalize,
+        branch=branch,
+        attention_depth=max(1, depth),
+        late_branch=late,
+        probe=probe,
+    )
+    backbone.pixels = pixels
+    return backbone
 
-    The feature extractor writes the first dot of some keys as an underscore (blocks.0 -> blocks_0).
-    """
-    with torch.device("meta"):
-        plain = timm.create_model(model_name).state_dict()
-    flat = {key: key if key in names else key.replace(".", "_", 1) for key in plain}
-    ours = {key: names[there] for key, there in flat.items() if there in names}
-    return ours, tuple(key for key in plain if key not in ours)
+
+def _last_at(stride: Mapping[str, int], most: int) -> str:
+    """The last stage of at most some stride, but for the very last; the first one where there is none."""
+    names = list(stride)
+    return next((name for name in reversed(names[:-1]) if stride[name] <= most), names[0])
+
+
+def _sides(net: Any, name: str) -> tuple[int, str]:
+    """What the sides of its images are multiples of, and why."""
+    pixels: int
+    if type(net) in SHIFTED:
+        pixels = net.patch_embed.patch_size[0]
+        return pixels, f"{name} cuts images into patches of {pixels} pixels"
+    windows = {m.partition_size[0] for m in net.modules() if hasattr(m, "partition_size")}
+    if type(net) is MaxxVit and windows:
+        pixels = max(windows) * net.feature_info[-1]["reduction"]
+        return pixels, f"{name} divides maps into windows of {max(windows)} cells, images into {pixels} pixels"
+    return 1, ""

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from dml.errors import UserError
+from dml.models.backbones.sequence import need_sides
 from dml.models.tokens import TokenMap, taken
 
 SEQUENCES = (VisionTransformer, Eva)  # of patches, all of one size from the first block to the last
@@ -30,14 +31,9 @@ class Patches(nn.Module):
         self.patch: tuple[int, int] = network.patch_embed.feat_ratio(as_scalar=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        size, (height, width) = images.shape[-2:], self.patch
-        if size[0] % height or size[1] % width:
-            raise UserError(
-                f"image_size={size[0]}: {self.name} cuts images into patches of {height} pixels; choose "
-                f"{size[0] // height * height or height} or {(size[0] // height + 1) * height}."
-            )
+        need_sides(images, self.patch, f"{self.name} cuts images into patches of {self.patch[0]} pixels")
         sequence = self.network.forward_features(images)  # without blocks
-        return _map(sequence, self.count, size[0] // height)
+        return _map(sequence, self.count, images.shape[2] // self.patch[0])
 
 
 class Block(nn.Module):

@@ -39,6 +39,10 @@ class Course(Callback):
     def evaluates(self, step: int) -> bool:
         return self.is_last(step) or step % self.every == 0
 
+    def evaluations_after(self, step: int) -> int:
+        """How many there are to come."""
+        return self.last_step // self.every - step // self.every + (self.last_step % self.every > 0)
+
     def saves(self, step: int) -> bool:
         return self.told or self.evaluates(step) or step % self.checkpoint_every == 0
 

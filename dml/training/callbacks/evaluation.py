@@ -1,11 +1,13 @@
 """Evaluations while a run lasts."""
 
 import logging
+import time
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
+from dml.analysis.reranked import reranked
 from dml.evaluation.evaluator import Embedded, embed_rows
 from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
@@ -25,12 +27,14 @@ class Evaluation(Callback):
     Attributes:
         untrained: metrics of the test before the first step.
         latest: metrics and embeddings of this step's evaluation; None: there was none.
+        seconds: that the last evaluation took; None: there was none since the start or the resume.
     """
 
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
         self.course, self.timing, self.parts = course, timing, parts
         self.untrained: dict[str, float] = {}
         self.latest: tuple[dict[str, float], Embedded] | None = None
+        self.seconds: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"untrained": self.untrained}
@@ -55,10 +59,12 @@ class Evaluation(Callback):
 
     def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """The method as it is now on one part of the split, logged."""
+        began = time.perf_counter()
         with self.timing.paused(), evaluated_weights(trainer):
             metrics, embedded = self.score(trainer, part)
             if self.parts.protocol.seen and part == self.parts.split.monitor:
                 metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
+        self.seconds = time.perf_counter() - began
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/{HEADLINE}"], part)
         self.publish(trainer, metrics)
         return metrics, embedded
@@ -70,7 +76,10 @@ class Evaluation(Callback):
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation
         embedded = embed_rows(trainer, rows, f"evaluating at step {trainer.global_step}")
         final = self.course.is_last(trainer.global_step)
-        return self.parts.protocol.score(embedded, split, part, groups=method.groups(), final=final), embedded
+        metrics = self.parts.protocol.score(embedded, split, part, groups=method.groups(), final=final)
+        if final and part == "test" and self.parts.protocol.rerank is not None:
+            metrics |= reranked(self.parts.protocol, split, embedded)
+        return metrics, embedded
 
     def publish(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         """Logs metrics, and has the loggers write what they keep back."""

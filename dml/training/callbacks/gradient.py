@@ -105,8 +105,7 @@ class FirstGradient(Callback):
         """Raises UserError where nothing that is trained takes part in the loss."""
         if not loss.requires_grad:
             raise UserError(
-                "The loss does not depend on any parameter that is trained: see backbone.freeze, "
-                f"and {self._options()}."
+                f"The loss does not depend on any parameter that is trained: see backbone.train, and {self._options()}."
             )
 
     def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

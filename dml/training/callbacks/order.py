@@ -9,6 +9,7 @@ from dml.training.callbacks.best import BestCheckpoint
 from dml.training.callbacks.checkpoints import Checkpoints
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
+from dml.training.callbacks.forecast import Forecast
 from dml.training.callbacks.gradient import FiniteWeights, FirstGradient
 from dml.training.callbacks.report import Report
 from dml.training.callbacks.steps import MethodStep, StepSeed, Timing, TrainingLog
@@ -36,10 +37,11 @@ def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Ca
         FirstGradient(config, parts.data),
         *users_callbacks(config),
         timing,
-        TrainingLog(config.trainer.log_every),
+        TrainingLog(config.trainer.log_every, course),
         FiniteWeights(course),
         evaluation,
         best,
+        Forecast(course, timing, evaluation),
         Report(course, evaluation, best, timing, folder, parts),
         *last,
     ]

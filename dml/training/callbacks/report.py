@@ -11,11 +11,13 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.data.datamodule import DataModule
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.interval import intervals
 from dml.evaluation.splits import EvaluatedPart
 from dml.figures.plot import Plot
 from dml.files import load_checkpoint
 from dml.methods.base import Method
 from dml.reporting.report import write_report
+from dml.reporting.retrieved import Retrieved
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.runs.scores import write_scores
@@ -25,7 +27,7 @@ from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.callbacks.users import evaluated_weights
-from dml.training.loggers import log_outcome, log_plots
+from dml.training.loggers import log_outcome, log_plots, log_tables
 
 IMAGES = 4  # of the test, in the method's own pictures
 
@@ -76,16 +78,23 @@ class Report(Callback):
 
     @rank_zero_only
     def _write(self, trainer: pl.Trainer, scores: dict[str, float], embedded: Embedded) -> None:
-        parts, metrics = self.parts, self._metrics(trainer, scores)
+        parts = self.parts
+        ranking = parts.protocol.ranking(parts.split, embedded)
+        if ranking is not None:
+            classes = embedded.take(parts.split.query).labels.cpu().numpy()
+            scores = scores | {f"test/{name}": value for name, value in intervals(ranking, classes).items()}
+        metrics = self._metrics(trainer, scores)
         log = read_metrics(self.folder.path / "metrics.jsonl")
         assert isinstance(self.course.config, dict)
         if self.course.config["report"]:
             plots = plots_of(trainer, parts.data, log)
             about = {str(name): value for name, value in self.course.config.items()}
-            written = write_report(self.folder.path, about, metrics, embedded, parts.records, parts.split, log, plots)
-            log_plots(trainer.loggers, written, self.course.last_step)
+            tested = Retrieved(embedded, parts.records, parts.split, parts.protocol, ranking)
+            pictures, tables = write_report(self.folder.path, about, metrics, tested, log, plots)
+            log_plots(trainer.loggers, pictures, self.course.last_step)
+            log_tables(trainer.loggers, tables, self.course.last_step)
         log_outcome(trainer.loggers, metrics)
-        write_scores(self.folder.path, parts.records, parts.split, parts.protocol, embedded)
+        write_scores(self.folder.path, parts.records, parts.split, parts.protocol, embedded, ranking)
         self.folder.write_metrics(metrics)
 
     def _metrics(self, trainer: pl.Trainer, scores: dict[str, float]) -> dict[str, float]:

@@ -71,11 +71,11 @@ class Timing(Callback):
 
 
 class TrainingLog(Callback):
-    """Loss terms and the rates that a step was taken with, every so many steps. Raises NonFiniteLoss where a term
-    became NaN or infinite since."""
+    """Loss terms and the rates that a step was taken with, every so many steps; of a run with fewer steps the first and
+    the last one. Raises NonFiniteLoss where a term became NaN or infinite since."""
 
-    def __init__(self, every: int) -> None:
-        self.every = every
+    def __init__(self, every: int, course: Course) -> None:
+        self.every, self.course = every, course
         self.rates: dict[str, float] = {}
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer) -> None:
@@ -84,7 +84,8 @@ class TrainingLog(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % self.every == 0:
+        step, last = trainer.global_step, self.course.last_step
+        if step % self.every == 0 or (last < self.every and step in (1, last)):
             assert isinstance(module, Method)
             module.finite.check()
             terms = {name: float(value) for name, value in module.terms.items()}

@@ -1,0 +1,156 @@
+"""Features of images, computed once by the frozen first stages of a network, in a file that all runs map into memory.
+
+A store is to a network what `dml.data.cache` is to a picture: a training on it, and an evaluation, begin behind those
+stages. safetensors and HDF5 were passed over, as for images: rows of known shape need no format.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+from tqdm import tqdm
+
+from dml.data.cache import Damaged
+from dml.data.check import digest
+from dml.data.paths import NO_FILE
+from dml.data.records import Records
+from dml.errors import UserError
+from dml.files import write_atomically
+from dml.models.stored import Stored
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """What `dataset.cache=features` keeps, and where.
+
+    Attributes:
+        copies: of each training image, as the training transform draws them; None: that one draws nothing.
+        train, test: all that says what the two transforms make of a file.
+        cache_dir: see `paths.cache_dir`.
+    """
+
+    copies: int | None
+    train: str
+    test: str
+    cache_dir: str
+
+
+class FeatureStore:
+    """Features of some rows, of so many copies of each image.
+
+    Args:
+        folder: a finished one, of `build_store`.
+        rows: `[n]`, ascending.
+        copies: k.
+
+    Raises:
+        Damaged: files that are not there, or damaged.
+        OSError: files that cannot be read.
+    """
+
+    def __init__(self, folder: Path, rows: np.ndarray, copies: int) -> None:
+        try:
+            said = json.loads((folder / "store.json").read_text())
+            self.stage, self.tokens, self.height = str(said["stage"]), int(said["tokens"]), int(said["height"])
+            shape = (len(rows) * copies, int(said["length"]), int(said["channels"]))
+            self._features = np.memmap(folder / "features", np.float32, "r", shape=shape)
+        except FileNotFoundError as error:
+            raise Damaged(str(error)) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise Damaged(str(error)) from None
+        if (folder / "features").stat().st_size != self._features.nbytes:
+            raise Damaged("it is of other images")
+        self._rows, self.copies = rows, copies
+
+    def place(self, row: int, copy: int = 0) -> int:
+        """Where the features of a copy of a row lie."""
+        return int(self._rows.searchsorted(row)) * self.copies + copy
+
+    def batch(self, places: Tensor, device: torch.device) -> Stored:
+        """Places `[B]` -> their features, on a device."""
+        features = torch.from_numpy(self._features[places.numpy()])
+        return Stored.of(features.to(device, non_blocking=True), self.stage, self.tokens, self.height)
+
+
+def build_store(
+    records: Records,
+    rows: np.ndarray,
+    copies: int,
+    settings: str,
+    blank: Callable[[], Stored],
+    batches: Callable[[int], Iterable[Stored]],
+    cache_dir: str | Path,
+) -> FeatureStore:
+    """The store of some rows; what is missing of it is computed.
+
+    One process computes; others that ask wait. What a killed one has computed is kept, and the next goes on from there.
+
+    Args:
+        rows: `[n]` of the records, ascending.
+        copies: k, of each.
+        settings: all that the features of a file follow from: transform, network, precision.
+        blank: features of one image, `[1,T,C]`.
+        batches: features of all places from a given one on: copies of the first row, of the second, ...
+        cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings and of every file's path, size and
+            time.
+
+    Raises:
+        UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
+    """
+    if (records.paths.files.sizes[rows] == NO_FILE).any():
+        raise UserError(
+            f"The images of {records.name} do not lie in files of their own, and no cache knows whether they changed: "
+            "set dataset.cache=none."
+        )
+    key = digest(settings, (f"\n{stamp}" for stamp in records.paths.stamps(rows)))
+    folder = Path(cache_dir) / f"features-{key}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(Damaged):
+            return FeatureStore(folder, rows, copies)
+        lock = FileLock(folder / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            print(f"another process is filling the feature cache {folder}: waiting for it", flush=True)
+            lock.acquire()
+        try:
+            with suppress(Damaged):
+                return FeatureStore(folder, rows, copies)  # made meanwhile
+            _fill(folder, len(rows) * copies, blank(), batches)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise UserError(
+            f"The feature cache {folder} cannot be written or read ({error.strerror}): make room, choose another "
+            "folder with paths.cache_dir=FOLDER, or set dataset.cache=none."
+        ) from error
+    return FeatureStore(folder, rows, copies)
+
+
+def _fill(folder: Path, images: int, blank: Stored, batches: Callable[[int], Iterable[Stored]]) -> None:
+    """Whole images reach the disk in order: after a kill, those that are there are kept."""
+    (folder / "store.json").unlink(missing_ok=True)
+    part, size = folder / "features.part", blank[0].numel() * 4
+    (folder / "features").unlink(missing_ok=True)  # others may have a damaged one mapped, which stays theirs
+    done = min(part.stat().st_size // size, images) if part.exists() else 0
+    bar: Any = tqdm(total=images, initial=done, desc="computing features", delay=1)
+    with part.open("r+b" if done else "wb") as file, bar:
+        file.truncate(done * size)
+        file.seek(done * size)
+        for features in batches(done):
+            file.write(features.as_subclass(Tensor).cpu().contiguous().numpy().tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            bar.update(len(features))
+    os.replace(part, folder / "features")
+    said = {"stage": blank.stage, "tokens": blank.tokens, "height": blank.height}
+    write_atomically(folder / "store.json", json.dumps(said | {"length": blank.shape[1], "channels": blank.shape[2]}))

@@ -1,0 +1,40 @@
+"""Pictures of the pairs of some images: how well a threshold can part them, and what a similarity says."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dml.figures.style import BLUE, GREY, RED, canvas
+
+
+def roc_and_calibration(
+    curves: dict[str, tuple[np.ndarray, np.ndarray]],
+    chosen: tuple[float, float],
+    reliability: tuple[np.ndarray, np.ndarray, np.ndarray],
+    least: float,
+) -> Figure:
+    """Two pictures side by side.
+
+    Args:
+        curves: by title FMR and FNMR at descending thresholds.
+        chosen: FMR and FNMR at the threshold, on the test.
+        reliability: of each band of predicted probability its mean, the observed share, and its weight.
+        least: the smallest FMR that the test resolves.
+    """
+    figure = canvas(8, 3.6)
+    left, right = figure.subplots(1, 2)
+    for (title, (fmr, fnmr)), colour in zip(curves.items(), (BLUE, GREY), strict=False):
+        there = fmr >= least
+        left.step(fmr[there], 1 - fnmr[there], where="post", color=colour, linewidth=1.3, label=title)
+    left.plot(max(chosen[0], least), 1 - chosen[1], "o", color=RED, markersize=5, label="chosen threshold, on test")
+    left.set(xscale="log", xlim=(least, 1), ylim=(0, 1.02), xlabel="false match rate", ylabel="true match rate")
+    left.legend(frameon=False, fontsize=7, loc="lower right")
+    predicted, observed, share = reliability
+    right.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
+    right.plot(predicted, observed, "o-", color=BLUE, markersize=4, linewidth=1)
+    right.bar(predicted, share, width=0.04, color=BLUE, alpha=0.25, linewidth=0)
+    right.set(
+        xlim=(0, 1), ylim=(0, 1), xlabel="predicted probability of one class", ylabel="observed share (bars: weight)"
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure

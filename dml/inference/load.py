@@ -1,0 +1,95 @@
+"""A trained embedding as an object of Python's: `dml.load(place)`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+from PIL import Image
+from torch import Tensor
+
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
+from dml.configuration.ranges import Size, check_value
+from dml.errors import UserError
+from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of, shown_path
+
+Picture = str | Path | Image.Image
+
+
+class Embedder:
+    """What a run has learned, ready to embed.
+
+    Attributes:
+        card: what is known of it: method, width, image size, step, the digest of its weights, and the operations that a
+            picture goes through.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained = trained
+        self.card: dict[str, Any] = {
+            "method": type(trained.method).__name__,
+            "dim": trained.width,
+            "image_size": int(trained.config.image_size),
+            "step": trained.step,
+            "weights": trained.digest(),
+            "transform": OmegaConf.to_container(trained.config.transform.test, resolve=True),
+        }
+
+    def transform(self, picture: Picture) -> Tensor:
+        """A file or an opened picture, as the network is shown it: `[3,S,S]` float32 in 0..1."""
+        return self.trained.transform(_opened(picture))
+
+    def embed(self, images: Sequence[Picture], batch_size: int = EMBEDDED_AT_ONCE) -> np.ndarray:
+        """Files or opened pictures -> `[N,D]` float32 of unit norm, the run's own to the last bit for equal batches.
+
+        Raises:
+            UserError: no images; one that cannot be read.
+        """
+        check_value("batch_size", batch_size, Size)
+        if isinstance(images, str | Path) or not len(images):
+            raise UserError("embed takes a list of images, and at least one.")
+        found = []
+        for batch in opened(self.trained.transform, in_batches(images, batch_size), _opened):
+            shown = []
+            for picture, image in batch:
+                if isinstance(image, str):
+                    raise UserError(f"the image {_name(picture)} cannot be read ({image}): repair it, or leave it out.")
+                shown.append(image)
+            learners = self.trained.embed_all(shown)
+            check_norms(self.trained, [_name(picture) for picture, _ in batch], learners)
+            found.append(learners.reshape(len(learners), -1) / np.float32(learners.shape[1] ** 0.5))
+        return np.concatenate(found)
+
+
+def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Embedder:
+    """What lies in the folder of a run, or in one that `python -m dml.export` wrote.
+
+    Args:
+        checkpoint: of a run, one of `dml.configuration.defaults.CHECKPOINTS`.
+        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+
+    Raises:
+        UserError: there is no such folder, or nothing trained in it; as `Trained.of`.
+    """
+    return Embedder(Trained.of(folder_of(place), checkpoint, device))
+
+
+def folder_of(place: str | Path) -> Path:
+    """The folder of an address. Raises UserError for one that is no folder here."""
+    if isinstance(place, str) and "://" in place:
+        raise UserError(f"{place} is no folder: copy it here, and name its folder.")
+    folder = Path(place)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {shown_path(folder)}: name that of a run, or of python -m dml.export.")
+    return folder
+
+
+def _opened(picture: Picture) -> Image.Image:
+    return picture.convert("RGB") if isinstance(picture, Image.Image) else picture_of(Path(picture))
+
+
+def _name(picture: Picture) -> Path:
+    if isinstance(picture, Image.Image):
+        return Path(getattr(picture, "filename", "") or "(a picture)")
+    return Path(picture)

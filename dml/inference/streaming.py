@@ -1,0 +1,139 @@
+"""Embeddings of any number of images into a gallery file, by one process or by all of a torchrun."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import destroy_process_group, get_rank, get_world_size, init_process_group, is_initialized
+from tqdm import tqdm
+
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
+from dml.configuration.ranges import Size, check_value
+from dml.distributed import from_all_ranks
+from dml.errors import UserError
+from dml.inference.embedding import Trained, check_norms, image_files, opened, picture_of, unreadable_sentence
+from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, held_alone, need_pyarrow
+from dml.inference.vectors import writable
+
+MARKED_EVERY = 5.0  # seconds: what a kill can cost
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """The processes that torchrun started, each with a GPU of its own where there are some; else this one alone.
+
+    They tell each other what they found, and nothing that lies on a device: gloo is enough.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    init_process_group("gloo")
+    try:
+        yield
+    finally:
+        destroy_process_group()
+
+
+def write_gallery(
+    run: Path,
+    places: Sequence[Path],
+    out: Path,
+    *,
+    checkpoint: str = "last",
+    batch_size: int = EMBEDDED_AT_ONCE,
+    device: str = "auto",
+    skip: bool = False,
+    dtype: Literal["float32", "float16"] = "float32",
+) -> None:
+    """The command: embeds all images of some files and folders into `out`, a .npy file (see `dml.inference.galleries`).
+
+    Batches are the same for any number of processes, and so are the bits. Killed, the same line goes on; memory is that
+    of a batch, whatever N.
+
+    Args:
+        run, checkpoint, batch_size, device, skip: see `dml.inference.embedding.write_embeddings`.
+        dtype: of the file.
+
+    Raises:
+        UserError: as `write_embeddings`; pyarrow is missing; another process writes the same file; processes that do
+            not see the same images.
+    """
+    need_pyarrow()
+    check_value("--batch-size", batch_size, Size)
+    with group():
+        _write(run, places, out, checkpoint, batch_size, device, skip, dtype)
+
+
+def _write(
+    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, skip: bool, dtype: str
+) -> None:
+    files = image_files(places)
+    trained = Trained.of(run, checkpoint, device)
+    writable(out.parent)
+    names = hashlib.sha256(b"\0".join(os.fsencode(file) for file in files)).hexdigest()
+    weights = trained.digest()
+    what: dict[str, Any] = {"shape": [len(files), trained.width], "dtype": dtype, "weights": weights, "images": names}
+    what["batch_size"] = batch_size  # on which last bits may depend
+    if any(one != what for one in from_all_ranks(what)):
+        raise UserError("The processes do not see the same images or the same run: all need the same folders.")
+    first = not is_initialized() or get_rank() == 0
+    with held_alone(out) if first else nullcontext():
+        if first:
+            Draft.begin(out, what)
+        from_all_ranks(None)  # now the files are there
+        draft = Draft.open(out)
+        unreadable = _embed(trained, files, draft, batch_size, skip)
+        found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
+        if found and (not skip or len(found) == len(files)):
+            remedy = (
+                "name others" if skip else "repair them and go on with the same line, or leave them out with --skip"
+            )
+            raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")
+        if first:
+            count = draft.finish([str(file) for file in files], weights)
+            if found:
+                said = unreadable_sentence({files[at]: why for at, why in sorted(found.items())})
+                print(f"Left out: {said}.")
+            before = f"; {draft.found} of them were there already" if draft.found else ""
+            print(f"{out}: {count} embeddings of {trained.width} dimensions, {dtype}{before}")
+        from_all_ranks(None)  # until then the first one is needed
+
+
+def _embed(trained: Trained, files: Sequence[Path], draft: Draft, batch_size: int, skip: bool) -> dict[int, str]:
+    """Writes this process's share of what is missing. Returns images that cannot be read, by number; once there is one
+    and `skip` is not set, the rest is only looked at."""
+    rank, world = (get_rank(), get_world_size()) if is_initialized() else (0, 1)
+    every = [range(at, min(at + batch_size, len(files))) for at in range(0, len(files), batch_size)]
+    # An earlier attempt may have left a batch in which one image could not be read.
+    missing = [batch for batch in every[rank::world] if not (draft.state[batch.start : batch.stop] == WRITTEN).all()]
+    unreadable: dict[int, str] = {}
+    done: list[int] = []
+    marked = time.monotonic()
+    bar = tqdm(total=sum(map(len, missing)), desc="embedding", leave=False, disable=None if rank == 0 else True)
+    for batch in opened(trained.transform, missing, lambda at: picture_of(files[at])):
+        unreadable |= {at: image for at, image in batch if isinstance(image, str)}
+        images = {at: image for at, image in batch if isinstance(image, Tensor)}
+        if images and (skip or not unreadable):
+            learners = trained.embed(torch.stack(list(images.values()))).numpy()
+            check_norms(trained, [files[at] for at in images], learners)
+            rows = learners.reshape(len(learners), -1) / np.float32(learners.shape[1] ** 0.5)
+            draft.rows[list(images)] = rows
+            done += images
+        if time.monotonic() - marked >= MARKED_EVERY:
+            draft.mark(done, WRITTEN)
+            done, marked = [], time.monotonic()
+        bar.update(len(batch))
+    bar.close()
+    draft.mark(done, WRITTEN)
+    if skip:
+        draft.mark(list(unreadable), UNREADABLE)
+    return unreadable

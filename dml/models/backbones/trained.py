@@ -1,0 +1,152 @@
+"""How much of a backbone is trained: all of it, its last stages, its norms, adapters beside its layers, or nothing."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from omegaconf import DictConfig
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dml.configuration.components import instantiate, without
+from dml.configuration.options import BACKBONE
+from dml.errors import UserError
+from dml.models.backbones.stages import Backbone
+
+NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+ADAPTER = "lora"  # its name in peft's layers
+
+
+def backbone_of(config: DictConfig) -> Backbone:
+    """What a file of `conf/backbone` describes, of which `backbone.train` is trained.
+
+    Raises:
+        UserError: what the backbone says of its options, and as `choose_trained`.
+    """
+    own = {name: config[name] for name in BACKBONE if name in config}
+    backbone: Backbone = instantiate(without(config, own))
+    choose_trained(backbone, **own)
+    return backbone
+
+
+def choose_trained(
+    backbone: Backbone,
+    *,
+    train: str = "all",
+    batch_norm: Literal["batch", "running", "frozen"] = "batch",
+    lora_rank: int = 8,
+    lora_alpha: float = 16.0,
+    lora_layers: Sequence[str] | None = None,
+) -> None:
+    """Freezes what is not trained, once the weights are there; copies of stages, as methods make them, do the same.
+
+    Args:
+        backbone: changed in place.
+        train: `all`; `none`; `last:N`, the last N stages with weights; `norm`, weights and biases of its norms; or
+            `lora`, low-rank adapters (Hu et al. 2022), of its linear layers, or of its convolutions where it has no
+            linear ones.
+        batch_norm: statistics of the `batch`, which update running ones; always the `running` ones, as they are; or
+            `frozen`, running ones, and neither weight nor bias is trained. Stages that are not trained, and all of them
+            beside adapters, use running ones in any case.
+        lora_rank, lora_alpha: of the adapters, r and alpha: they add alpha / r * B A x.
+        lora_layers: the ends of the names of the layers that get adapters; None: as above.
+
+    Raises:
+        UserError: another word, more stages than there are, no norm, no layer of such a name, one that can have no
+            adapter, or peft is missing.
+    """
+    last = re.fullmatch(r"last:([1-9]\d*)", train)
+    if last is None and train not in ("all", "none", "norm", "lora"):
+        raise UserError(f"backbone.train={train} is unknown: choose all, none, last:N (N stages), norm or lora.")
+    backbone.frozen_statistics = batch_norm != "batch" or train in ("none", "lora")
+    if last is not None:
+        _freeze(backbone, _before_last(backbone, int(last[1]), train))
+    elif train != "all":
+        backbone.requires_grad_(False)
+    if train == "norm":
+        for norm in _norms(backbone):
+            norm.requires_grad_(True)
+    if train == "lora":
+        _adapt(backbone, lora_rank, lora_alpha, lora_layers)
+    if batch_norm == "frozen":
+        for module in backbone.modules():
+            if isinstance(module, _BatchNorm):
+                module.requires_grad_(False)
+    backbone.train(backbone.training)
+
+
+def _before_last(backbone: Backbone, count: int, train: str) -> list[str]:
+    """The stages before the last `count` with weights."""
+    deep = [name for name, stage in backbone.stages.items() if any(True for _ in stage.parameters())]
+    if count > len(deep):
+        raise UserError(
+            f"backbone.train={train}: the backbone has {len(deep)} stages with weights ({', '.join(deep)}): choose at "
+            "most as many, or backbone.train=all."
+        )
+    names = list(backbone.stages)
+    return names[: names.index(deep[-count])]
+
+
+def _freeze(backbone: Backbone, names: Iterable[str]) -> None:
+    for name in names:
+        backbone.stages[name].requires_grad_(False)
+
+
+def _norms(backbone: Backbone) -> list[nn.Module]:
+    found: list[nn.Module] = [module for module in backbone.modules() if isinstance(module, NORMS)]
+    if not any(True for norm in found for _ in norm.parameters()):
+        raise UserError("backbone.train=norm: the backbone has no norm with weights: choose all, last:N or lora.")
+    return found
+
+
+def _adapt(backbone: Backbone, rank: int, alpha: float, layers: Sequence[str] | None) -> None:
+    """Puts peft's adapters beside layers. At the start they add nothing."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("backbone.train=lora needs peft, which is not installed: install dml[lora].") from error
+    chosen = _linear(backbone) if layers is None else _named(backbone, layers)
+    options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": chosen}
+    inject_adapter_in_model(LoraConfig(**options), backbone, adapter_name=ADAPTER)
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(f".{ADAPTER}." in name)
+
+
+def _adaptable(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+
+
+def _linear(backbone: Backbone) -> list[str]:
+    """Those of attention and of MLPs; where there is none, convolutions."""
+    for kind in (nn.Linear, nn.Conv2d):
+        found = [name for name, module in backbone.named_modules() if isinstance(module, kind) and _adaptable(module)]
+        if found:
+            return found
+    raise UserError("backbone.train=lora: the backbone has neither a linear layer nor a convolution.")
+
+
+def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
+    modules = dict(backbone.named_modules())
+    chosen = []
+    for end in layers:
+        found = [name for name in modules if f".{name}".endswith(f".{end}")]
+        fit = [name for name in found if _adaptable(modules[name])]
+        if not found or len(fit) < len(found):
+            what = "no layer of the backbone bears this name" if not found else f"{found[0]} can have no adapter"
+            ends = sorted({name.rpartition(".")[2] for name, module in modules.items() if _adaptable(module)})
+            raise UserError(
+                f"backbone.lora_layers={list(layers)}: {what} ({end}): choose linear layers or plain convolutions, by "
+                f"the ends of their names, such as {', '.join(ends[:6])}."
+            )
+        chosen += fit
+    return chosen
+
+
+def merge_adapters(module: nn.Module) -> None:
+    """Adds what adapters learned to the weights of their layers, which then stand alone."""
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if hasattr(child, "lora_A"):  # peft's; peft itself is imported by those alone who have them
+                layer: Any = child
+                layer.merge()
+                setattr(parent, name, layer.get_base_layer())

@@ -1,0 +1,76 @@
+"""What a run computes, in words that fit a heading or a small table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dml.configuration.identity import label
+
+
+def settings(config: Any) -> dict[str, str]:
+    """Title -> value of what a reader asks of a run first; what a configuration does not say is left out.
+
+    Args:
+        config: resolved, as `config.yaml` has it.
+    """
+    method, dataset, protocol = label(config)
+    every = {
+        "data set": dataset,
+        "protocol": protocol,
+        "method": _with_options(method, config.method),
+        "backbone": _backbone(config.get("backbone") or {}),
+        "head": _head(config.get("head") or {}),
+        "loss": loss_of(config),
+        "miner": component(config.get("miner") or {}),
+        "sampler": _with_options(component(config.get("sampler") or {}), config.get("sampler") or {}),
+        "image size": f"{config.image_size} pixels" if config.get("image_size") else "",
+        "optimizer": _with_options(component(config.get("optimizer") or {}), config.get("optimizer") or {}),
+        "schedule": _schedule(config.get("scheduler") or {}),
+        "steps": f"{config.trainer.max_steps:,}" if isinstance(config.trainer.get("max_steps"), int) else "",
+        "precision": str(config.trainer.get("precision", "")),
+        "seed": str(config.get("seed", "")),
+    }
+    return {title: value for title, value in every.items() if value}
+
+
+def component(options: Mapping[str, Any]) -> str:
+    """The name of what `_target_` names; nothing without one."""
+    return str(options.get("_target_") or "").rsplit(".", 1)[-1]
+
+
+def loss_of(config: Any) -> str:
+    """The innermost loss, which `dml.losses.Loss` is only around."""
+    options, found = config.get("loss") or {}, ""
+    while hasattr(options, "get") and options.get("_target_"):
+        found, options = component(options), options.get("loss") or {}
+    return found
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    """With its own numbers and words, as `ABE (M 4, lambda_div 0.1)`."""
+    told = [
+        f"{key} {value}"
+        for key, value in options.items()
+        if not key.startswith("_") and isinstance(value, str | int | float) and not isinstance(value, bool)
+    ]
+    return f"{name} ({', '.join(told)})" if told else name
+
+
+def _backbone(options: Mapping[str, Any]) -> str:
+    name = str(options.get("name") or component(options))
+    weights, train, statistics = (str(options.get(option) or "") for option in ("weights", "train", "batch_norm"))
+    said = ["untrained" if weights in ("", "none") else f"weights {Path(weights).name}"]
+    said += [f"trained {train}"] if train not in ("", "all") else []
+    said += [f"batch norm {statistics}"] if statistics not in ("", "batch") else []
+    return f"{name} ({', '.join(said)})"
+
+
+def _head(options: Mapping[str, Any]) -> str:
+    pooling: Any = options.get("pooling")
+    parts = [component(options), component(pooling) if hasattr(pooling, "get") else ""]
+    return " ".join([*filter(None, parts), f"to {options['dim']} dimensions" if "dim" in options else ""]).strip()
+
+
+def _schedule(options: Mapping[str, Any]) -> str:
+    warm_up = options.get("warm_up")
+    return component(options) + (f", warm-up of {warm_up} steps" if warm_up else "")

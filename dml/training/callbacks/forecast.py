@@ -1,0 +1,84 @@
+"""How long a run will take and how much memory, said once its first steps are done."""
+
+import resource
+import sys
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback
+from tqdm import tqdm
+
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.evaluation import Evaluation
+from dml.training.callbacks.steps import Timing
+
+UNTIL = 6  # steps of this process; the first one, in which buffers and kernels are made, does not count
+
+
+class Forecast(Callback):
+    """Prints it after `UNTIL` steps, where more than as many are to come."""
+
+    def __init__(self, course: Course, timing: Timing, evaluation: Evaluation) -> None:
+        self.course, self.timing, self.evaluation = course, timing, evaluation
+        self.first = 0  # step at which this process began
+        self.since: float | None = None  # seconds of training after the first step
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.first, self.since = trainer.global_step, None
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        done = trainer.global_step - self.first
+        if done == 1:
+            self.since = self._seconds(trainer)
+        elif done == UNTIL and self.since is not None and self.course.last_step - trainer.global_step > UNTIL:
+            each = (self._seconds(trainer) - self.since) / (UNTIL - 1)
+            said = forecast(
+                self.course.last_step - trainer.global_step,
+                each,
+                self.course.evaluations_after(trainer.global_step),
+                self.evaluation.seconds,
+            )
+            if trainer.is_global_zero:
+                tqdm.write(f"{said}; memory so far {_memory(trainer.strategy.root_device)}", file=sys.stderr)
+
+    def _seconds(self, trainer: pl.Trainer) -> float:
+        device = trainer.strategy.root_device
+        if device.type == "cuda":  # the host runs ahead of it
+            torch.cuda.synchronize(device)
+            self.timing.count()
+        return self.timing.seconds
+
+
+def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | None) -> str:
+    """A sentence without its end, of what is to come.
+
+    Args:
+        steps, each: how many, and the seconds of one.
+        evaluations, of_evaluation: how many, and the seconds of one; None: not known yet.
+    """
+    parts = [f"{steps:,} steps of {each:.2g} s"]
+    if evaluations:
+        known = "of unknown length" if of_evaluation is None else f"of {of_evaluation:.2g} s"
+        parts.append(f"{evaluations:,} evaluation{'s' if evaluations > 1 else ''} {known}")
+    return f"About {duration(steps * each + evaluations * (of_evaluation or 0))}: {', '.join(parts)}, then the report"
+
+
+def duration(seconds: float) -> str:
+    """As people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _memory(device: torch.device) -> str:
+    """The peak of this process, and on its GPU."""
+    of_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    said = f"{of_host / 1e9:.1f} GB"
+    if device.type == "cuda":
+        said += f", and {torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB of the GPU's"
+    return said

@@ -1,0 +1,170 @@
+"""Thresholds over all pairs, against all pairs held and sorted."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dml.errors import UserError
+from dml.evaluation import pairs as module
+from dml.evaluation.calibration import Calibration
+from dml.evaluation.pairs import Pairs
+
+FMRS = [0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-6]
+
+
+def clustered(count: int, classes: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors around a centre a class, and labels in no order."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, classes, count)
+    points = random.normal(size=(classes, width))[labels] + 1.2 * random.normal(size=(count, width))
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def coarse(count: int, classes: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Halves between -2 and 2, whose products float32 holds exactly: similarities tie in thousands, at 0 too."""
+    random = np.random.default_rng(1)
+    return random.integers(-4, 5, (count, width)) / np.float32(2), random.integers(0, classes, count)
+
+
+def held(points: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Similarities of all pairs in double precision: of two classes, and of one."""
+    first, second = np.triu_indices(len(points), 1)
+    similarities = (points.astype(float) @ points.astype(float).T)[first, second]
+    same = labels[first] == labels[second]
+    return similarities[~same], similarities[same]
+
+
+@pytest.mark.parametrize(
+    "data", [clustered(5000, 300, 32), coarse(1500, 40, 8), clustered(700, 2, 8), coarse(90, 80, 2)]
+)
+def test_operating_points_are_those_of_all_pairs_held_and_sorted(data: tuple[np.ndarray, np.ndarray]) -> None:
+    points, labels = data
+    different, same = held(points, labels)
+    found = Pairs(points, labels)
+    assert (found.different, found.same) == (len(different), len(same))
+    fmrs = [fmr for fmr in FMRS if fmr >= found.resolves()]
+    descending = np.sort(different)[::-1]
+    for fmr, point in zip(fmrs, found.operating(fmrs), strict=True):
+        # The largest similarity that must not match, and the share that does.
+        forbidden = descending[math.floor(fmr * len(different) * (1 + 1e-12))]
+        assert point.threshold == pytest.approx(forbidden, abs=3e-7, rel=2e-7)
+        assert point.fmr <= fmr
+        # Coarse points have exact similarities; of others float32 may tell those apart that tie in double, or not.
+        exact = np.array_equal(points * 2, np.round(points * 2))
+        for rate, of in ((point.fmr, different), (1 - point.fnmr, same)):
+            near = 0 if exact else int((np.abs(of - forbidden) < 5e-7).sum())
+            assert abs(rate * len(of) - (of > forbidden).sum()) <= near + 1e-6
+
+
+def test_the_curve_is_exact_where_it_is_given() -> None:
+    points, labels = coarse(600, 30, 6)
+    different, same = held(points, labels)
+    thresholds, fmr, fnmr = Pairs(points, labels).curve()
+    assert (fmr[0], fnmr[0], fmr[-1], fnmr[-1]) == (1, 0, 0, 1)
+    for at, threshold in enumerate(thresholds):
+        assert fmr[at] == pytest.approx((different >= threshold).mean(), abs=1e-12)
+        assert fnmr[at] == pytest.approx((same < threshold).mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("groups", [2048, 7])
+def test_matches_by_class(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted pair by pair; and a bootstrap draw that takes every class once is the estimate."""
+    monkeypatch.setattr(module, "GROUPS", groups)
+    points, labels = coarse(400, 20, 6)
+    matches = Pairs(points, labels).at(3.0)
+    different, same = held(points, labels)
+    assert matches.fmr == (different >= 3).mean()
+    assert matches.fnmr == pytest.approx((same < 3).mean(), abs=1e-12)
+    assert len(matches.same) == min(20, groups)
+    if groups < 20:
+        return
+    false = np.zeros((20, 20))
+    for i in range(400):
+        for j in range(i):
+            if labels[i] != labels[j] and float(points[i] @ points[j]) >= 3:
+                false[labels[i], labels[j]] += 1
+                false[labels[j], labels[i]] += 1
+    np.testing.assert_array_equal(matches.false, false)
+    images = np.bincount(labels)
+    np.testing.assert_array_equal(matches.different, np.outer(images, images) - np.diag(images**2))
+
+
+def test_intervals_are_those_of_literal_draws() -> None:
+    """Images of the drawn classes copied and all pairs counted anew."""
+    points, labels = coarse(120, 10, 6)
+    matches = Pairs(points, labels).at(2.0)
+    similar = points @ points.T >= 2.0
+    random, fmrs, fnmrs = np.random.default_rng(5), [], []
+    for _ in range(1500):
+        drawn = [np.flatnonzero(labels == c) for c in random.integers(0, 10, 10)]
+        rows, copy = np.concatenate(drawn), np.repeat(np.arange(10), [len(one) for one in drawn])
+        one, two = np.triu_indices(len(rows), 1)
+        match, same = similar[rows[one], rows[two]], labels[rows[one]] == labels[rows[two]]
+        fmrs.append(match[~same].mean())
+        fnmrs.append(1 - match[copy[one] == copy[two]].mean())
+    found = matches.intervals(4000, seed=0)
+    assert found["fmr"] == pytest.approx(tuple(np.quantile(fmrs, [0.025, 0.975])), rel=0.08)
+    assert found["fnmr"] == pytest.approx(tuple(np.quantile(fnmrs, [0.025, 0.975])), rel=0.08)
+    assert found == matches.intervals(4000, seed=0)
+
+
+def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
+    from scipy.optimize import minimize
+
+    points, labels = clustered(500, 20, 16)
+    different, same = held(points, labels)
+
+    def cost(of: np.ndarray) -> float:
+        one, two = of[0] * same + of[1], of[0] * different + of[1]
+        return float((np.logaddexp(0, -one).mean() + np.logaddexp(0, two).mean()) / 2 / np.log(2))
+
+    expected = minimize(cost, np.array([10.0, -3.0]), method="BFGS")
+    pairs = Pairs(points, labels)
+    found = Calibration.of(pairs)
+    assert (found.slope, found.offset) == pytest.approx(tuple(expected.x), rel=1e-3)
+    reliability = found.on(pairs)
+    assert reliability.cllr == pytest.approx(expected.fun, abs=1e-4)
+    assert reliability.share.sum() == pytest.approx(1)
+    probability = found.probability(same)
+    inside = (probability >= 0.9).mean() / ((probability >= 0.9).mean() + (found.probability(different) >= 0.9).mean())
+    assert reliability.observed[-1] == pytest.approx(inside, abs=2e-3)
+    assert reliability.error < 0.1
+
+
+def test_an_embedding_that_has_collapsed_matches_nothing() -> None:
+    """No threshold parts equal similarities: it lies above all of them."""
+    point = Pairs(np.ones((50, 4), np.float32), np.arange(50) // 5).operating([0.5])[0]
+    assert (point.fmr, point.fnmr) == (0, 1)
+    assert point.threshold > 4
+
+
+def test_what_has_no_pairs_is_told() -> None:
+    points, _ = clustered(6, 2, 4)
+    with pytest.raises(UserError, match="no two images are of one class"):
+        Pairs(points, np.arange(6))
+    with pytest.raises(UserError, match="all images are of one class"):
+        Pairs(points, np.zeros(6, int))
+
+
+@pytest.mark.slow
+def test_sixty_thousand_images_take_less_than_a_gigabyte() -> None:
+    script = """
+import resource, numpy as np
+from dml.evaluation.pairs import Pairs
+random = np.random.default_rng(0)
+labels = random.integers(0, 11316, 60502)
+points = random.normal(size=(11316, 128)).astype(np.float32)[labels]
+points += random.standard_normal(points.shape, np.float32)
+points /= np.linalg.norm(points, axis=1, keepdims=True)
+pairs = Pairs(points, labels)
+point = pairs.operating([1e-3])[0]
+matches = pairs.at(point.threshold)
+assert max(abs(matches.fmr - point.fmr), abs(matches.fnmr - point.fnmr)) < 1e-12
+matches.intervals(1000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1

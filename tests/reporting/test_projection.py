@@ -1,0 +1,29 @@
+"""Embeddings in two dimensions."""
+
+import numpy as np
+import pytest
+import torch
+
+from dml.figures.projection import principal_components, projections
+
+
+def test_principal_components_are_scikit_learn_s() -> None:
+    from sklearn.decomposition import PCA
+
+    points = np.random.default_rng(0).normal(size=(40, 6)) * [5, 3, 1, 1, 0.5, 0.1]
+    flat, share = principal_components(torch.as_tensor(points))
+    theirs = PCA(2).fit(points)
+    expected = theirs.transform(points)
+    for own, other in zip(flat.T, expected.T, strict=True):
+        assert np.abs(own) == pytest.approx(np.abs(other), abs=1e-9)
+    assert share == pytest.approx(theirs.explained_variance_ratio_.sum())
+
+
+def test_they_lie_within_the_map() -> None:
+    points = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    (found,) = projections(points).values()  # too few for UMAP
+    assert found.shape == (20, 2)
+    assert found.min() == 0
+    assert found.max() == pytest.approx(1)
+    (alone,) = projections(torch.ones(5, 1)).values()  # a collapsed embedding of one dimension
+    assert np.isfinite(alone).all()

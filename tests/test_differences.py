@@ -1,0 +1,174 @@
+"""What is said of runs that differ, and of one that is worse than its untrained network."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from dml.analysis.comparison import compare
+from dml.configuration.identity import flat
+from dml.reporting.summary import _point, _swept, write_summary
+from dml.runs.about import settings
+from dml.runs.collecting import BELOW, groups, leaves, mean_and_std
+from dml.runs.differences import ABSENT, differences, heading
+from dml.runs.folder import RunFolder
+
+Configure = Callable[..., DictConfig]
+MakeRun = Callable[..., Path]
+
+
+@pytest.fixture
+def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
+    """`make_run("a/0", {"test/recall@1": 0.5}, "method=abe")`: a finished run with its start noted."""
+
+    def make_run(name: str, figures: dict[str, float], *overrides: str) -> Path:
+        config = configure(*overrides, "runtime.train_classes=3", "runtime.embedding_dim=8")
+        folder = RunFolder(tmp_path / name)
+        folder.open(config, overrides)
+        folder.note_start(config, overrides)
+        folder.write_metrics({"test/recall@1": 0.5, "model/params": 10, "model/flops": 20} | figures)
+        return folder.path
+
+    return make_run
+
+
+def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: Path) -> None:
+    methods = ("baseline", "abe", "gsp", "dces")
+    for method in methods:
+        make_run(method, {}, f"method={method}")
+    table = groups(leaves([tmp_path]))
+    assert [group.label for group in table] == [f"method={method}" for method in sorted(methods)]
+    found = {one.name: one for one in differences(table)}
+    assert found["method"].values == ("ABE", "Baseline", "DCES", "GSP")
+    assert found["method"].meant
+    for name in ("loss.loss", "miner", "head", "optimizer"):
+        assert not found[name].meant, name
+    assert found["loss.loss"].values == ("SquaredContrastive", "MultiSimilarity", "MarginLoss", "ContrastiveLoss")
+    assert found["miner"].values == ("none", "MultiSimilarityMiner", "DistanceWeighted", "none")
+    assert found["method.M"].values == ("4", ABSENT, ABSENT, ABSENT)
+    assert found["method.M"].detail
+    assert "loss SquaredContrastive / MultiSimilarity / MarginLoss / ContrastiveLoss" in heading(table)
+
+
+def test_every_option_that_differs_is_among_them(make_run: MakeRun, tmp_path: Path) -> None:
+    """Against a comparison of the two configurations, option by option."""
+    for name, options in (("a", ["method=dces"]), ("b", ["method=gsp", "lr=0.5", "head.dim=64"])):
+        make_run(name, {}, *options)
+    table = groups(leaves([tmp_path]))
+    one, other = (flat(group.runs[0].config, group.runs[0].config.runtime) for group in table)
+    names = {
+        name.removesuffix("._target_")
+        for name in one.keys() | other.keys()
+        if one.get(name, ...) != other.get(name, ...)
+    }
+    names = {name for name in names if not name.endswith("classes")}  # as many as the data has, filled in
+    assert {found.name for found in differences(table)} == names
+
+
+def test_what_refers_to_what_was_typed_was_meant_too(make_run: MakeRun, tmp_path: Path) -> None:
+    for lr, steps in ((0.1, 20), (0.2, 30)):
+        make_run(f"{lr}", {}, "method=dces", f"lr={lr}", f"trainer.max_steps={steps}")
+    found = {one.name: one.meant for one in differences(groups(leaves([tmp_path])))}
+    expected = {"lr", "optimizer.lr", "trainer.max_steps", "method.total_steps"}
+    assert found == dict.fromkeys(expected, True)
+
+
+def test_another_commit_and_other_data_are_told(make_run: MakeRun, tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        folder = make_run(name, {"data/test/images": 100 + number}, f"lr={number + 1}")
+        file = folder / "provenance.json"
+        start = json.loads(file.read_text())
+        start[0]["versions"]["torch"], start[0]["commit"] = f"2.{number}", f"abc{number}"
+        file.write_text(json.dumps(start))
+    found = {one.name: one.values for one in differences(groups(leaves([tmp_path]))) if not one.meant}
+    assert found == {"torch": ("2.0", "2.1"), "commit": ("abc0", "abc1"), "test images": ("100", "101")}
+
+
+def test_one_configuration_differs_in_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(f"{seed}", {}, f"seed={seed}")
+    table = groups(leaves([tmp_path]))
+    assert differences(table) == []
+    parts = ["data set glyphs", "protocol Conventional", "backbone small (untrained)", "loss SquaredContrastive"]
+    assert heading(table)[:5] == [*parts, "steps 400"]
+    assert heading(table)[5].count("-") == 2  # the day
+
+
+def test_settings_name_the_innermost_loss(configure: Configure) -> None:
+    config = configure(
+        "method=baseline", "loss=xbm", "backbone=mobilenet_v2", "backbone.train=last:4", "backbone.batch_norm=running"
+    )
+    said = settings(config)
+    assert said["backbone"] == "mobilenet_v2 (weights imagenet, trained last:4, batch norm running)"
+    assert said["loss"] not in ("", "Loss")
+    assert said["sampler"] == "MPerClass (batch_size 64, m 4)"
+
+
+def test_a_summary_says_all_of_it(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    make_run("a", {"test/recall@1": 0.1, "untrained/recall@1": 0.2}, "method=abe")
+    make_run("b", {"test/recall@1": 0.3, "untrained/recall@1": 0.2}, "method=gsp")
+    write_summary([tmp_path], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines()[:-1])) <= 80
+    texts = [" ".join(said.split()), *((tmp_path / "out" / f"summary.{kind}").read_text() for kind in ("md", "html"))]
+    for text in texts:
+        for part in ("data set glyphs", "untrained", "ContrastiveLoss", "also differs", "0.1000 ↓"):
+            assert part in text, part
+        assert text.count("below the untrained network") == 1
+        assert "0.3000 ↓" not in text
+        assert "±" not in text.replace("mean ± standard", "")
+    assert "0.1000$\\downarrow$" in (tmp_path / "out" / "summary.tex").read_text()
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [row["differs"]["loss.loss"] for row in rows] == ["SquaredContrastive", "ContrastiveLoss"]
+    assert "loss.loss" in rows[0]["also_differs"]
+    assert "method" not in rows[0]["also_differs"]
+
+
+def test_one_run_has_no_error_bar(make_run: MakeRun, tmp_path: Path) -> None:
+    for learners, seed in ((1, 0), (2, 0), (2, 1)):
+        make_run(f"{learners}{seed}", {"test/recall@1": 0.1 * seed}, f"method.M={learners}", f"seed={seed}")
+    table = groups(leaves([tmp_path]))
+    assert [point.std for point in _swept(table, "test/recall@1", None)["method.M"]["ABE"]] == [
+        None,
+        pytest.approx(0.1 / np.sqrt(2)),
+    ]
+    assert [_point(group).std for group in table] == [None, pytest.approx(0.1 / np.sqrt(2))]
+
+
+def test_ends_of_intervals_are_not_averaged(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [{"test/recall@1": r, "test/recall@1/low": r - 0.1, "test/recall@1/high": r + 0.1} for r in (0.4, 0.6)]
+    assert set(mean_and_std(runs)) == {"test/recall@1", "test/recall@1/std"}
+    assert mean_and_std(runs[:1]) == runs[0]
+
+
+def test_below_is_a_matter_of_the_mean(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed, recall in itertools.product((0, 1), (0.1, 0.3)):
+        make_run(f"{seed}{recall}", {"test/recall@1": recall, "untrained/recall@1": 0.2 - 0.1 * seed}, f"seed={seed}")
+    (group,) = groups(leaves([tmp_path]))
+    assert not group.cell("test/recall@1").endswith(BELOW)  # 0.2 on average, 0.15 untrained
+    assert not group.cell("untrained/recall@1").endswith(BELOW)
+
+
+def test_compare_says_what_differs(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare"])
+    arrays = {"paths": np.array(list("wxyz")), "classes": np.array(list("aabb")), "best_rank": np.array([1, 1, 2, 1])}
+    for name, method in (("a", "abe"), ("b", "gsp")):
+        folder = make_run(name, {"untrained/recall@1": 0.6}, f"method={method}")
+        np.savez(folder / "queries.npz", **arrays, **{"map@r": np.ones(4)})
+    compare(tmp_path / "a", tmp_path / "b", tmp_path / "out", draws=100)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "loss.loss SquaredContrastive ContrastiveLoss" in said
+    assert said.count("untrained: Recall@1 0.6000") == 2
+    assert said.count("below the untrained network") == 2
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert content["differs"]["method.M"] == ["4", ABSENT]

@@ -1,0 +1,76 @@
+"""A run, or what was exported of it, as an object: the same bits either way."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+from PIL import Image
+
+import dml
+from dml.errors import UserError
+from dml.inference.embedding import Trained, embed_images
+from dml.inference.export import export
+from dml.inference.search import search
+from dml.methods.base import Method
+from tests.runs import photographs, untrained_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TWO = ("method=abe", "method.M=2")
+
+
+@pytest.fixture
+def run(configure: Callable[..., DictConfig], method_of: Callable[..., Method], tmp_path: Path) -> Path:
+    """An untrained ABE-2 of 24 dimensions."""
+    return untrained_run(configure, tmp_path / "trained", method_of(*TWO), *TWO)
+
+
+def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    export(run, tmp_path / "exported", ("torch",))
+    expected = embed_images(run, files, device="cpu", batch_size=3)
+    for place in (run, tmp_path / "exported", str(tmp_path / "exported")):
+        embedder = dml.load(place, device="cpu")
+        np.testing.assert_array_equal(embedder.embed(files, batch_size=3), expected)
+        opened = [Image.open(file) for file in files]
+        np.testing.assert_array_equal(embedder.embed(opened, batch_size=3), expected)
+        assert torch.equal(embedder.transform(files[0]), Trained.of(run).transform(opened[0]))
+        card = embedder.card
+        assert (card["method"], card["dim"], card["image_size"], card["step"]) == ("ABE", 24, 32, 7)
+        assert card["weights"] == Trained.of(run).digest()
+
+
+def test_commands_take_what_was_exported(run: Path, tmp_path: Path) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    exported = tmp_path / "exported"
+    export(run, exported, ("torch",))
+    first = search(run, tmp_path / "photos", files[:1], tmp_path / "found", k=2, device="cpu")
+    assert search(exported, tmp_path / "found", files[:1], k=2, device="cpu") == first
+    export(exported, tmp_path / "again", ("torch",))
+    assert Trained.of(tmp_path / "again").digest() == Trained.of(run).digest()
+    with pytest.raises(UserError, match="is what is exported"):
+        export(exported, exported, ("torch",))
+    saved = torch.load(exported / "model.ckpt", weights_only=True)
+    assert str(tmp_path) not in str(saved["config"])
+
+
+def test_mistakes(run: Path, tmp_path: Path) -> None:
+    (file,) = photographs(tmp_path / "photos", classes=1, each=1)
+    embedder = dml.load(run, device="cpu")
+    for images in ([], file, str(file)):
+        with pytest.raises(UserError, match="embed takes a list of images"):
+            embedder.embed(images)  # type: ignore[arg-type]
+    file.write_text("no image")
+    with pytest.raises(UserError, match=r"0\.png cannot be read"):
+        embedder.embed([file])
+    for place, sentence in {
+        "hf://somebody/something": "is no folder: copy it here",
+        tmp_path / "nowhere": "there is no folder",
+        file: "there is no folder",
+        tmp_path / "photos": "has no checkpoint",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            dml.load(place)

@@ -1,0 +1,162 @@
+"""A run's threshold: chosen on validation classes where there are some, and used by a search."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import DictConfig
+
+import dml.search
+import dml.threshold
+from dml.inference.embedding import embed_images
+from dml.methods.base import Method
+from tests.conftest import TINY
+from tests.runs import photographs, save_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Configure = Callable[..., DictConfig]
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """`call("threshold" or "search", *options)`: exit code, and what was said."""
+
+    def call(name: str, *options: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", [name, *map(str, options)])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            {"threshold": dml.threshold, "search": dml.search}[name].main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err
+
+    return call
+
+
+@pytest.fixture
+def run_of(configure: Configure, method_of: Callable[..., Method], tmp_path: Path) -> Callable[..., Path]:
+    """`run_of(*options)`: an untrained run on photographs of twelve classes."""
+
+    def run_of(*options: str) -> Path:
+        photographs(tmp_path / "photos", classes=12, each=3)
+        own = ["dataset=folder", f"dataset.root={tmp_path / 'photos'}", "head.dim=24", "backbone=small", *options]
+        config = configure(*(one for one in TINY if not one.startswith(("dataset", "head"))), *own)
+        config.runtime = {"train_classes": 5, "embedding_dim": 24}
+        return save_run(tmp_path / "run", config, method_of("method=baseline"))
+
+    return run_of
+
+
+def brute(run: Path, classes: range, threshold: float, photos: Path) -> tuple[float, float]:
+    files = sorted(photos.glob("*/*.png"))
+    names = [f"class{c}" for c in classes]
+    kept = [file for file in files if file.parent.name in names]
+    points = embed_images(run, kept, device="cpu").astype(float)
+    similar = points @ points.T >= threshold
+    same = np.array([[a.parent == b.parent for b in kept] for a in kept])
+    later = np.triu(np.ones_like(same), 1)
+    return float(similar[later & ~same].mean()), float((~similar[later & same]).mean())
+
+
+def classes_of(run: Path, part: str) -> list[str]:
+    from dml.inference.embedding import Trained
+    from dml.inference.tested import Tested
+
+    found = Tested.of(Trained.of(run))
+    rows = found.rows(part)  # type: ignore[arg-type]
+    assert rows is not None
+    return sorted({found.records.class_names[label] for label in found.records.labels[rows]})
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, call: Call, part: str) -> None:
+    run = run_of(*(["protocol=random_class_split", "protocol.split=0"] if part == "validation" else []))
+    code, said = call("threshold", run, "--fmr", "0.05", "--draws", "200", "--device", "cpu")
+    assert code == 0, said
+    content = json.loads((run / "threshold.json").read_text())
+    assert content["chosen_on"] == part
+    assert ("this flatters it" in said) == (part == "test")
+    assert f"on {part} classes" in said
+    tested = [int(name.removeprefix("class")) for name in classes_of(run, "test")]
+    assert len(tested) == 6
+    photos = tmp_path / "photos"
+    fmr, fnmr = brute(run, tested, content["threshold"], photos)  # type: ignore[arg-type]
+    assert (content["test"]["fmr"], content["test"]["fnmr"]) == pytest.approx((fmr, fnmr), abs=1e-9)
+    chosen = [int(name.removeprefix("class")) for name in classes_of(run, part)]
+    on_part = brute(run, chosen, content["threshold"], photos)[0]  # type: ignore[arg-type]
+    assert 0 <= 0.05 - on_part < 0.03
+    low, high = content["test"]["intervals"]["fmr"]
+    assert low <= content["test"]["fmr"] <= high
+    assert (run / "figures" / "threshold.png").stat().st_size > 10_000
+
+
+def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
+    run = run_of()
+    photos = tmp_path / "photos"
+    query = photos / "class3" / "0.png"
+    options = ("search", run, photos, query, "-k", "5", "-o", tmp_path / "found", "--threshold")
+    code, said = call(*options)
+    assert (code, "choose one with python -m dml.threshold" in said) == (2, True)
+    assert call("threshold", run, "--fmr", "0.05", "--draws", "100")[0] == 0
+    content = json.loads((run / "threshold.json").read_text())
+    all_found = call(*options[:-1])[1]
+    similarities = [
+        float(line.split()[-1]) for line in all_found.splitlines() if line.strip().endswith(tuple("0123456789"))
+    ]
+    middle = (similarities[1] + similarities[2]) / 2
+    for threshold, count in ((middle, 2), (2.0, 0)):
+        (run / "threshold.json").write_text(json.dumps(content | {"threshold": threshold}))
+        code, said = call(*options)
+        assert code == 0
+        assert (said.count(".png") - 1, "no match" in said) == (count, count == 0)
+        assert ("no match" in (tmp_path / "found" / "results.html").read_text()) == (count == 0)
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    weights = next(one for one in checkpoint["state_dict"].values() if isinstance(one, torch.Tensor))
+    weights += 0.01
+    torch.save(checkpoint, run / "checkpoints" / "last.ckpt")
+    code, said = call(*options)
+    assert (code, "is of other weights" in said) == (2, True)
+
+
+def test_mistakes(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
+    run = run_of()
+    for options, sentence in {
+        ("--fmr", "0"): "--fmr=0.0 has to be above 0",
+        ("--fmr", "1"): "--fmr=1.0 has to be below 1",
+        ("--fmr", "nan"): "--fmr=",
+        ("--fmr", "often"): "--fmr: invalid float value",
+        ("--fmr", "1e-4"): "--fmr 0.0001: the 135 pairs of two test classes resolve no FMR below 0.0074",
+        ("--fmr", "0.1", "--draws", "3"): "--draws=3",
+        (): "required: --fmr",
+    }.items():
+        code, said = call("threshold", run, *options)
+        assert code == 2
+        assert said.startswith("dml: ")
+        assert sentence in said
+        assert said.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    assert "has no checkpoint" in call("threshold", tmp_path / "empty", "--fmr", "0.1")[1]
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    code, said = call("threshold", run, "--fmr", "0.1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "photos" in said
+    assert not (run / "threshold.json").exists()
+    assert not (run / "figures").exists()
+
+
+def test_a_checkpoint_cannot_name_just_anything(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
+    run = run_of()
+    path = run / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)
+    state["config"]["dataset"] = {"_target_": "os.system", "command": f"touch {tmp_path / 'done'}"}
+    torch.save(state, path)
+    code, said = call("threshold", run, "--fmr", "0.1")
+    assert (code, "asks for os.system" in said) == (2, True)
+    assert not (tmp_path / "done").exists()
