@@ -10,22 +10,26 @@ from pathlib import Path
 
 from dml.configuration.command_line import ending
 from dml.configuration.defaults import DRAWS
-from dml.launch.arguments import Arguments
+from dml.hub import folder_of
+from dml.launch.arguments import Arguments, beside, place
 
 
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.compare", description=__doc__)
-    parser.add_argument("a", type=Path, metavar="RUN_A", help="folder of a finished run, or of several")
-    parser.add_argument("b", type=Path, metavar="RUN_B")
+    parser.add_argument(
+        "a", type=place, metavar="RUN_A", help="folder of a finished run or of several, or hf://owner/name"
+    )
+    parser.add_argument("b", type=place, metavar="RUN_B")
     parser.add_argument("--draws", type=int, default=DRAWS, help="of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     parser.add_argument("--out", type=Path, help="default: compared_with_<RUN_A> in RUN_B")
     options = parser.parse_args()
     from dml.analysis.comparison import compare
 
-    out = options.out or options.b / f"compared_with_{options.a.resolve().name}"
-    compare(options.a, options.b, out, options.draws, options.seed)
+    name = beside(options.a, "").resolve().name
+    out = options.out or beside(options.b, f"compared_with_{name}")
+    compare(folder_of(options.a), folder_of(options.b), out, options.draws, options.seed)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,29 @@ from pathlib import Path
 
 from dml.configuration.command_line import ending
 from dml.errors import UserError
-from dml.launch.arguments import Arguments, embedding_options
+from dml.hub import folder_of
+from dml.launch.arguments import Arguments, embedding_options, place
 from dml.process import processes
 
 
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.embed", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="files, or folders of them")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="vectors.npz or gallery.npy")
     parser.add_argument("--learners", action="store_true", help="write the learners one by one too")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="of a .npy file")
     embedding_options(parser)
     options = parser.parse_args()
+    run = folder_of(options.run)
     if options.out.suffix == ".npy":
         if options.learners:
             raise UserError("--learners goes into a .npz file: name one with -o.")
         from dml.inference.streaming import write_gallery
 
         write_gallery(
-            options.run,
+            run,
             options.images,
             options.out,
             checkpoint=options.checkpoint,
@@ -46,7 +48,7 @@ def main() -> None:
     from dml.inference.embedding import write_embeddings
 
     write_embeddings(
-        options.run,
+        run,
         options.images,
         options.out,
         checkpoint=options.checkpoint,

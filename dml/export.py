@@ -9,13 +9,14 @@ from pathlib import Path
 
 from dml.configuration.command_line import ending
 from dml.configuration.defaults import CHECKPOINTS
-from dml.launch.arguments import Arguments
+from dml.hub import folder_of
+from dml.launch.arguments import Arguments, beside, place
 
 
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.export", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="default: RUN/export")
     parser.add_argument("--format", choices=("onnx", "torch", "both"), default="both", help="default: %(default)s")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
@@ -23,7 +24,7 @@ def main() -> None:
     from dml.inference.export import export
 
     formats = ("torch", "onnx") if options.format == "both" else (options.format,)
-    export(options.run, options.out or options.run / "export", formats, options.checkpoint)
+    export(folder_of(options.run), options.out or beside(options.run, "export"), formats, options.checkpoint)
 
 
 if __name__ == "__main__":

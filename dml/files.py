@@ -15,12 +15,13 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.plugins.io import TorchCheckpointIO
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 
 from dml.errors import UserError
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+NETWORK, CONFIG = "model.safetensors", "config.yaml"
 LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file: a run's has some thousand bytes and five levels
 
 
@@ -148,11 +149,13 @@ def refers(node: Any) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of a run, on the CPU, read as it is used.
+    """A checkpoint of a run, on the CPU, read as it is used; or what `write_network` wrote, as one.
 
     Raises:
         UserError: it is none, or damaged.
     """
+    if path.name == NETWORK:
+        return _network(path)
     try:
         content = read_tensors(path, mmap=True)
     except UserError as error:
@@ -163,6 +166,34 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content["state_dict"], dict) or not _of_a_run(content["config"]):
         raise UserError(f"{path} is no checkpoint of a run, or damaged: it has no configuration of one.")
     return content
+
+
+def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], step: int) -> None:
+    """A trained network without a pickle: `model.safetensors`, and `config.yaml`, of which it is built again.
+
+    Args:
+        tensors: on the CPU, no two in one memory.
+        config: plain containers, without references.
+        step: of the training, kept among the words of the file of weights.
+    """
+    write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
+    laid_out = {name: value.contiguous() for name, value in tensors.items()}
+    with atomic_path(folder / NETWORK) as new:
+        new.write_bytes(save(laid_out, metadata={"format": "pt", "step": str(step)}))  # its save_file hides the file
+
+
+def _network(path: Path) -> dict[str, Any]:
+    tensors, config = read_tensors(path), read_yaml(path.with_name(CONFIG))
+    if not _of_a_run(config) or refers(config):
+        raise UserError(f"{path.with_name(CONFIG)} is no configuration of a run: fetch the folder again.")
+    with safe_open(path, "pt") as file:
+        step = (file.metadata() or {}).get("step", "0")
+    return {
+        "state_dict": tensors,
+        "config": config,
+        "finished": True,
+        "global_step": int(step) if re.fullmatch(r"\d{1,12}", step) else 0,
+    }
 
 
 def _of_a_run(config: Any) -> bool:

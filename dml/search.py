@@ -11,13 +11,14 @@ from pathlib import Path
 
 from dml.configuration.command_line import ending
 from dml.configuration.defaults import INDEXES, MIN_RECALL
-from dml.launch.arguments import Arguments, embedding_options
+from dml.hub import folder_of, is_address
+from dml.launch.arguments import Arguments, beside, embedding_options, place
 
 
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.search", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
     parser.add_argument("gallery", type=Path, metavar="GALLERY", help="images, vectors.npz or the FOLDER of a search")
     parser.add_argument("queries", nargs="+", type=Path, metavar="QUERY", help="images, or folders of them")
     parser.add_argument("-k", type=int, default=10, help="nearest images of each query (default: %(default)s)")
@@ -34,10 +35,10 @@ def main() -> None:
     from dml.inference.search import search
 
     search(
-        options.run,
+        folder_of(options.run),
         options.gallery,
         options.queries,
-        options.out,
+        options.out or (beside(options.run, "search") if is_address(options.run) else None),
         k=options.k,
         checkpoint=options.checkpoint,
         batch_size=options.batch_size,

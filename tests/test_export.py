@@ -25,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Configure = Callable[..., DictConfig]
 MethodOf = Callable[..., Method]
 
+FILES = ["config.yaml", "model.json", "model.onnx", "model.pt2", "model.safetensors"]
+
 SIZE = 16  # pixels; tracing takes as long for larger images, comparing does not
 SLOW = ("dces", "deml", "diablo", "mheads", "mheads_att", "mtails")  # to export, and made of what others are
 # Less than by default, for every learner and every step of a solver is a part of the graph.
@@ -84,7 +86,7 @@ def test_the_command(
     main()
     said = capsys.readouterr().out
     folder = run / "export"
-    assert sorted(file.name for file in folder.iterdir()) == ["model.ckpt", "model.json", "model.onnx", "model.pt2"]
+    assert sorted(file.name for file in folder.iterdir()) == FILES
     session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     module = torch.export.load(folder / "model.pt2").module()
     check(lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0]), made)

@@ -24,6 +24,7 @@ from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError
+from dml.files import NETWORK
 from dml.inference.vectors import UNIT, Embedded, writable, write_vectors
 from dml.methods.base import Method
 from dml.runs.folder import RunFolder
@@ -31,8 +32,6 @@ from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
 
 T = TypeVar("T")
-
-EXPORTED = "model.ckpt"  # the checkpoint of a folder that was exported: it has one
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,11 @@ class Trained:
     def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
         """`[3,H,W]` each -> learners `[B,L,d]`."""
         return self.embed(torch.stack(list(images))).numpy()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Tensors of the networks by name, copied to the CPU; not those that only training needs."""
+        state = {name: value for name, value in self.method.state_dict().items() if isinstance(value, Tensor)}
+        return {name: value.detach().cpu().clone() for name, value in state.items() if not name.startswith("losses.")}
 
     def digest(self) -> str:
         """The same of the same weights, shown images in the same way, whatever file they lie in."""
@@ -253,8 +257,8 @@ def _checkpoint(run: Path, name: str) -> Path:
     """Raises UserError where the run has no checkpoint of that name."""
     if name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
-    if (run / EXPORTED).is_file() and not (run / "checkpoints").exists():
-        return run / EXPORTED
+    if (run / NETWORK).is_file() and not (run / "checkpoints").exists():
+        return run / NETWORK
     folder = RunFolder(run)
     path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():

@@ -20,8 +20,8 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import atomic_path, write_atomically
-from dml.inference.embedding import EXPORTED, Trained
+from dml.files import atomic_path, write_atomically, write_network
+from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
 from dml.models.backbones.trained import merge_adapters
@@ -180,14 +180,11 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
     return apart
 
 
-def checkpoint_of(trained: Trained) -> dict[str, Any]:
-    """What `Trained.of` needs of a checkpoint and no more: no optimizer, no losses, no path of the user's."""
+def configuration_of(trained: Trained) -> dict[str, Any]:
+    """What `Trained.of` needs of a configuration and no more: no path of the user's."""
     said = OmegaConf.to_container(trained.config, resolve=True)
     assert isinstance(said, dict)
-    of_a_run: dict[str, Any] = {name: {} for name in ("trainer", "paths", "protocol", "dataset")}
-    weights = {name: value.cpu() for name, value in trained.method.state_dict().items() if isinstance(value, Tensor)}
-    network = {name: value for name, value in weights.items() if not name.startswith("losses.")}
-    return {"state_dict": network, "config": of_a_run | said, "finished": True, "global_step": trained.step}
+    return {name: {} for name in ("trainer", "paths", "protocol", "dataset")} | {str(k): v for k, v in said.items()}
 
 
 def described(transform: Transform) -> list[str]:
@@ -212,7 +209,7 @@ def export(
     if trained.checkpoint.parent.resolve() == folder.resolve():
         raise UserError(f"{folder} is what is exported: name another folder with -o.")
     writable(folder)
-    saved = checkpoint_of(trained)
+    weights = trained.weights()  # before adapters are merged
     network, size = Embedding(trained.method), int(trained.config.image_size)
     content: dict[str, Any] = {
         "method": type(trained.method).__name__,
@@ -243,8 +240,7 @@ def export(
         parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
         print(f"{folder / FILES[kind]}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
     try:
-        with atomic_path(folder / EXPORTED) as new:
-            torch.save(saved, new)
+        write_network(folder, weights, configuration_of(trained), trained.step)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
     content["parity"] = parity

@@ -12,6 +12,7 @@ from torch import Tensor
 from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
 from dml.errors import UserError
+from dml.hub import folder_of
 from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of, shown_path
 
 Picture = str | Path | Image.Image
@@ -63,26 +64,24 @@ class Embedder:
 
 
 def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Embedder:
-    """What lies in the folder of a run, or in one that `python -m dml.export` wrote.
+    """What a run has learned.
 
     Args:
+        place: the folder of a run, or what `python -m dml.export` or `dml.publish` wrote, or the address of what was
+            published, `hf://owner/name[@revision]`.
         checkpoint: of a run, one of `dml.configuration.defaults.CHECKPOINTS`.
         device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
 
     Raises:
-        UserError: there is no such folder, or nothing trained in it; as `Trained.of`.
+        UserError: there is no such folder, or nothing trained in it; as `dml.hub.folder_of` and `Trained.of`.
     """
-    return Embedder(Trained.of(folder_of(place), checkpoint, device))
-
-
-def folder_of(place: str | Path) -> Path:
-    """The folder of an address. Raises UserError for one that is no folder here."""
-    if isinstance(place, str) and "://" in place:
-        raise UserError(f"{place} is no folder: copy it here, and name its folder.")
-    folder = Path(place)
+    folder = folder_of(place)
     if not folder.is_dir():
-        raise UserError(f"there is no folder {shown_path(folder)}: name that of a run, or of python -m dml.export.")
-    return folder
+        raise UserError(
+            f"there is no folder {shown_path(folder)}: name that of a run, of dml.export or of dml.publish, or "
+            "hf://owner/name."
+        )
+    return Embedder(Trained.of(folder, checkpoint, device))
 
 
 def _opened(picture: Picture) -> Image.Image:

@@ -1,10 +1,12 @@
 """Options of the commands that are no configuration of Hydra's."""
 
 import argparse
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
 from dml.errors import UserError
+from dml.hub import is_address, parted
 
 
 class Arguments(argparse.ArgumentParser):
@@ -16,6 +18,17 @@ class Arguments(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises UserError."""
         raise UserError(f"{message}; {self.prog} --help says what there is.")
+
+
+def place(word: str) -> str | Path:
+    """The type of an argument that is a folder, or the address of a model."""
+    return word if is_address(word) else Path(word)
+
+
+def beside(place: str | Path, name: str) -> Path:
+    """Where a command puts what it makes of a run if nothing is said: into the run's folder; of an address into one
+    here that has the model's name."""
+    return (Path(parted(place)[0].rpartition("/")[2]) if isinstance(place, str) else place) / name
 
 
 def embedding_options(parser: argparse.ArgumentParser, skip: bool = True) -> None:

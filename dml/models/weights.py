@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dml.errors import UserError
 from dml.files import read_json, read_tensors
+from dml.hub import SCHEME, folder_of, licence_of
 
 # Classifiers and auxiliary classifiers of published files (torchvision, Cadene, Caffe): no part of a backbone.
 NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
@@ -77,7 +78,7 @@ def load_weights(
         weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
             A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the backbone's
             part is then taken. It uses the published names or the module's own (`stages.`...). A folder is one of the
-            hub's: a snapshot, or the folder of its cache that has snapshots.
+            hub's: a snapshot, or the folder of its cache that has snapshots; `hf://owner/name[@revision]` is fetched.
         published: the source of `imagenet`; None where there is none.
         weights_dir: folder of weight files; None: torch.hub's own.
         names: published key -> key of `module`, where they differ.
@@ -102,6 +103,8 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
         return None
     if weights == "imagenet":
         return _imagenet(published, folder)
+    if weights.startswith(SCHEME):
+        return _in_folder(folder_of(weights, (*IN_FOLDER, "config.json", "README.md")))
     if "://" in weights:
         return _download(weights, folder)
     path = Path(weights).expanduser()
@@ -189,9 +192,11 @@ def _checked(path: Path) -> str:
 
 
 def _licence(path: Path, published: Published | None) -> str:
-    """What a known source says, or the hub beside the file."""
+    """What a known source says, or the hub beside the file: its card, or timm's configuration."""
     if published is not None and path.name == published.files[0]:
         return published.licence
+    if (licence := licence_of(path.parent)) is not None:
+        return licence
     try:
         said = read_json(path.with_name("config.json"))["pretrained_cfg"]["license"]
     except (UserError, KeyError, TypeError):  # not there, or of another kind

@@ -1,0 +1,176 @@
+"""A trained embedding as a folder that others load, read and check, without a pickle and without code.
+
+`model.safetensors` and `config.yaml` are the network; `metrics.json`, `queries.npz`, `embeddings.npz` and
+`provenance.json` are the run's; `README.md` is the card; `published.json` is written last and has a digest of each file
+and each tensor.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from dml import __version__
+from dml.errors import UserError
+from dml.files import CONFIG, NETWORK, load_checkpoint, write_atomically, write_network
+from dml.hub import is_address, upload
+from dml.inference.embedding import Trained
+from dml.inference.tested import portable
+from dml.inference.vectors import writable
+from dml.reporting.card import Facts, Licences, card
+from dml.runs import provenance
+from dml.runs.folder import RunFolder
+from dml.runs.scores import EMBEDDINGS, QUERIES
+
+MANIFEST, CARD, PICTURE = "published.json", "README.md", "similarities.png"
+
+CAPTION = "Cosine similarity of positive and negative pairs of test images"
+
+RESULT = {"last": "last", "best_test": "best_on_test", "val_classes": "best_on_validation"}  # by protocol.select
+
+OF_RUN = ("metrics.json", QUERIES, EMBEDDINGS)
+
+
+def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str | None = None) -> None:
+    """The command: writes what is published of a finished run into a folder, and puts it on the hub.
+
+    The weights are those of the checkpoint that the run's figures are of.
+
+    Args:
+        folder: is made; what an earlier call wrote there is replaced.
+        licences: of `weights`, `backbone` and `data`; None is asked for at a terminal, if it is not known.
+        to: an address, `hf://owner/name`.
+
+    Raises:
+        UserError: no finished run of one training; a licence that is not known; a folder that is not empty and was not
+            published, or cannot be written; as `dml.hub.upload`.
+    """
+    settings = RunFolder(run).config()
+    if settings is None:
+        raise UserError(f"{run} is no folder of a run: name one.")
+    metrics = RunFolder(run).metrics()
+    trained = Trained.of(run, RESULT.get(str(settings.protocol.get("select")), "last"))
+    config = load_checkpoint(trained.checkpoint)["config"]
+    starts = [_without_places(start) for start in provenance.starts(run)]
+    said = _licences(licences, starts)
+    if to is not None and not is_address(to):
+        raise UserError(f"--to {to} is no address: write hf://owner/name.")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} is not empty, and nothing was published there: name another with -o.")
+    writable(folder)
+    name = folder.resolve().name if to is None else to.rpartition("/")[2]
+    try:
+        (folder / MANIFEST).unlink(missing_ok=True)  # it is the last that is written: where it lies all is whole
+        tensors = trained.weights()
+        write_network(folder, tensors, portable(config), trained.step)
+        for file in OF_RUN:
+            _copy(run / file, folder / file)
+        _copy(run / "figures" / PICTURE, folder / PICTURE)
+        write_atomically(folder / provenance.FILE, json.dumps(starts, indent=1) + "\n")
+        facts = Facts(
+            name=name,
+            place=to or folder.name,
+            width=trained.width,
+            config=settings,
+            metrics=metrics,
+            protocol=_in_a_sentence(settings.protocol),
+            starts=starts,
+            licences=said,
+            picture={"file": PICTURE, "caption": CAPTION} if (folder / PICTURE).is_file() else None,
+        )
+        write_atomically(folder / CARD, card(facts))
+        write_atomically(folder / MANIFEST, json.dumps(_manifest(folder, trained, tensors), indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
+    print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")
+    if to is not None:
+        print(f"On the hub: {upload(folder, to, f'{name}, step {trained.step}')}")
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """SHA-256 of each tensor's type, shape and numbers."""
+    return {
+        name: hashlib.sha256(
+            f"{value.dtype}{list(value.shape)}".encode() + value.contiguous().numpy().tobytes()
+        ).hexdigest()
+        for name, value in tensors.items()
+    }
+
+
+def _manifest(folder: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    files = [NETWORK, CONFIG, provenance.FILE, *OF_RUN]
+    return {
+        "dml": __version__,
+        "weights": trained.digest(),
+        "step": trained.step,
+        "files": {file: digest_of(folder / file) for file in files if (folder / file).is_file()},
+        "tensors": digests_of(tensors),
+    }
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    if source.is_file():
+        shutil.copyfile(source, target)
+
+
+def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> Licences:
+    """What was given, what the run knows, and what is asked for; none is made up.
+
+    Raises:
+        UserError: one is missing, and nobody can be asked.
+    """
+    began = next((start["weights"] for start in reversed(starts) if isinstance(start.get("weights"), dict)), None)
+    known = {"backbone": "none: training began from random weights" if began is None else began.get("licence")}
+    questions = {
+        "weights": ("--licence", "under which licence you publish the weights"),
+        "backbone": ("--backbone-licence", "under which licence the backbone's weights came"),
+        "data": ("--data-licence", "under which licence or terms the training images came"),
+    }
+    found = {}
+    for name, (option, question) in questions.items():
+        said = given.get(name) or known.get(name)
+        if said in (None, "", "unknown"):
+            if not sys.stdin.isatty():
+                raise UserError(f"nobody knows {question}: say it with {option}.")
+            said = input(f"Please say {question}: ").strip()
+            if not said:
+                raise UserError(f"nothing is published before it is known {question}: say it with {option}.")
+        found[name] = str(said)
+    return Licences(**found)
+
+
+def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
+    """A start with names in place of absolute paths in its command."""
+    words = [
+        f"{option}={Path(value).name}" if value.startswith(("/", "~")) else word
+        for word in str(start["command"]).split()
+        for option, _, value in (word.partition("="),)
+    ]
+    return {**start, "command": " ".join(words)}
+
+
+def _in_a_sentence(protocol: Any) -> str:
+    said = str(get_object(str(protocol._target_)).__doc__ or "").strip().partition("\n\n")[0]
+    options = OmegaConf.to_container(protocol, resolve=True)
+    assert isinstance(options, dict)
+    select = options.get("select")
+    chosen = {
+        "last": "The figures are of the last checkpoint.",
+        "best_test": "The figures are of the best checkpoint on the test set, which flatters them.",
+        "val_classes": "The figures are of the best checkpoint on validation classes, which are not in the test.",
+    }.get(str(select), "")
+    return f"{' '.join(said.split())} {chosen}".strip()

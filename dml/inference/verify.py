@@ -1,0 +1,239 @@
+"""Whether a published embedding is what its card says: the test set is embedded again, and every rank compared."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
+from dml.configuration.ranges import Size, check_value
+from dml.errors import Unfaithful, UserError
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.interval import ENDS
+from dml.evaluation.rounding import rank_bounds
+from dml.files import NETWORK, load_checkpoint, read_tensors
+from dml.hub import folder_of, front_matter, licence_of
+from dml.inference.embedding import Trained
+from dml.inference.publish import CARD, MANIFEST, RESULT, digest_of, digests_of
+from dml.inference.tested import Tested
+from dml.reporting.card import figures
+from dml.runs.reading import read_metrics_json, reading, require
+from dml.runs.scores import QUERIES, Queries, read_queries
+
+# A cosine of float32 embeddings that another processor or library computes, and one of half precision.
+COSINE, HALF = 1e-5, 1e-2
+
+FIGURE = 2e-3  # of a figure, where ranks were rounded otherwise; of few queries the share of two
+
+EXACT = 1e-9  # of a figure and the mean over queries that it is
+
+SHOWN = 5  # names in a sentence
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What differs, a sentence each without a full stop; and what was found where nothing does."""
+
+    differences: list[str]
+    said: str
+
+
+def verify(
+    place: Path, data: Path | None = None, *, batch_size: int = EMBEDDED_AT_ONCE, device: str = "auto"
+) -> Verdict:
+    """Compares a run, or what was published of it, with itself.
+
+    What was published is first compared with its manifest, its card with its figures, and its figures with its ranks.
+    Then the test images are embedded again: a rank that rounding cannot explain, or a figure that is off by more than
+    `FIGURE`, is a difference.
+
+    Args:
+        data: see `Tested.of`.
+        device: see `Trained.of`.
+
+    Raises:
+        UserError: no run and nothing published; data that is not there.
+    """
+    check_value("--batch-size", batch_size, Size)
+    published = (place / MANIFEST).is_file()
+    if not published and not (place / "checkpoints").is_dir():
+        raise UserError(f"{place} is neither the folder of a run nor was published: it has no {MANIFEST}.")
+    metrics = read_metrics_json(place / "metrics.json")
+    queries = read_queries(place) if (place / QUERIES).is_file() else None
+    found = [*(_altered(place) if published else ()), *(_card(place, metrics) if published else ())]
+    found += [] if queries is None else _of_ranks(metrics, queries)
+    if any(NETWORK in one for one in found) and not _loads(place):
+        return Verdict(found, "")
+    trained = Trained.of(place, "last" if published else _checkpoint(place), device)
+    again, said = _again(trained, Tested.of(trained, data), metrics, queries, batch_size)
+    return Verdict(found + again, said)
+
+
+def command(place: str | Path, data: Path | None, *, batch_size: int, device: str) -> None:
+    """The command: `verify`, printed.
+
+    Args:
+        place: a folder, or an address.
+
+    Raises:
+        UserError: as `verify` and `dml.hub.folder_of`.
+        Unfaithful: it differs.
+    """
+    verdict = verify(folder_of(place), data, batch_size=batch_size, device=device)
+    if verdict.differences:
+        raise Unfaithful(f"{place} differs from what it says:\n" + "\n".join(f"- {one}" for one in verdict.differences))
+    print(f"{place}: verified. {verdict.said}")
+
+
+def _checkpoint(run: Path) -> str:
+    """The one that a run's figures are of."""
+    config = load_checkpoint(run / "checkpoints" / "last.ckpt")["config"]
+    return RESULT.get(str(config["protocol"].get("select")), "last")
+
+
+def _loads(place: Path) -> bool:
+    try:
+        Trained.of(place)
+    except UserError:
+        return False
+    return True
+
+
+def _altered(place: Path) -> Iterator[str]:
+    """Files that are not those of the manifest."""
+    path = place / MANIFEST
+    with reading(path, "publish the run again"):
+        manifest = json.loads(path.read_text())
+        files, tensors = manifest["files"], manifest["tensors"]
+        require(isinstance(files, dict) and isinstance(tensors, dict), "it names no files")
+    for name, digest in files.items():
+        file = place / Path(name).name
+        if not file.is_file():
+            yield f"{name} is missing"
+        elif digest_of(file) != digest:
+            yield f"{name} was altered{_which(file, tensors)}"
+
+
+def _which(file: Path, tensors: Mapping[str, str]) -> str:
+    """The tensors of a file of weights that are not those of the manifest."""
+    if file.name != NETWORK:
+        return ""
+    try:
+        now = digests_of(read_tensors(file))
+    except UserError:
+        return " and cannot be read"
+    names = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) != now.get(name))
+    return f": {_some(names)}" if names else ""
+
+
+def _card(place: Path, metrics: Mapping[str, float]) -> Iterator[str]:
+    """What the card says otherwise than the figures do, and the licence that it lacks."""
+    card = place / CARD
+    if not card.is_file():
+        yield f"{CARD} is missing"
+        return
+    if licence_of(place) is None:
+        yield f"{CARD} names no licence of the weights"
+    text = card.read_text(encoding="utf-8", errors="replace")
+    for line in figures(metrics)[2:]:
+        if line not in text.splitlines():
+            yield f"{CARD} has another {line.split('|')[1].strip()} than metrics.json"
+    for name, value in _results(place / CARD):
+        if metrics.get(f"test/{name}") != value:
+            yield f"the front matter of {CARD} says {name} {value}, metrics.json {metrics.get(f'test/{name}')}"
+
+
+def _results(card: Path) -> Iterator[tuple[str, object]]:
+    """Metric and value of each result in the front matter."""
+    index = front_matter(card).get("model-index")
+    for model in index if isinstance(index, list) else []:
+        for result in model.get("results", []) if isinstance(model, dict) else []:
+            for one in result.get("metrics", []) if isinstance(result, dict) else []:
+                if isinstance(one, dict):
+                    yield str(one.get("type")), one.get("value")
+
+
+def _of_ranks(metrics: Mapping[str, float], queries: Queries) -> Iterator[str]:
+    """Figures that are not the means of what the run wrote of each query."""
+    counted = queries.best_rank > 0
+    for name in (name for name in metrics if name.startswith("test/") and not name.endswith(ENDS)):
+        values = queries.metric(name.removeprefix("test/"))
+        mean = None if values is None else float(values[counted].mean())
+        if mean is not None and not abs(mean - metrics[name]) <= EXACT:
+            yield f"metrics.json says {name} {metrics[name]:.6g}, the ranks in {QUERIES} make it {mean:.6g}"
+
+
+def _again(
+    trained: Trained, tested: Tested, metrics: Mapping[str, float], queries: Queries | None, batch_size: int
+) -> tuple[list[str], str]:
+    """Differences between what was recorded and what the weights make of the test images now; and a summary."""
+    split, protocol = tested.split, tested.protocol
+    rows = tested.rows("test")
+    assert rows is not None
+    device = trained.method.device
+    embedded = Embedded(
+        tested.learners(trained, rows, batch_size).to(device),
+        torch.as_tensor(tested.records.labels[rows], device=device),
+        torch.as_tensor(rows, device=device),
+    )
+    half = "16" in str(load_checkpoint(trained.checkpoint)["config"]["trainer"].get("precision", ""))
+    differences, moved = [], 0
+    if queries is not None:
+        query = embedded.take(split.query)
+        gallery = None if split.gallery is None else embedded.take(split.gallery)
+        ranking = protocol.ranking(split, embedded)
+        assert ranking is not None
+        if len(queries.best_rank) != len(ranking.best_rank):
+            return [f"{QUERIES} has {len(queries.best_rank)} queries, the data {len(ranking.best_rank)}"], ""
+        low, high = rank_bounds(
+            _unit(query),
+            query.labels,
+            HALF if half else COSINE,
+            gallery=None if gallery is None else _unit(gallery),
+            gallery_labels=None if gallery is None else gallery.labels,
+        )
+        wrong = (queries.best_rank < low.cpu().numpy()) | (queries.best_rank > high.cpu().numpy())
+        moved = int((queries.best_rank != ranking.best_rank).sum())
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            differences.append(
+                f"{int(wrong.sum())} of {len(wrong)} queries have another rank than recorded, such as "
+                f"{queries.paths[first]}, {int(ranking.best_rank[first])} and not {int(queries.best_rank[first])}"
+            )
+    protocol.clustering = protocol.clustering and find_spec("faiss") is not None
+    scores = protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
+    compared = {name: abs(value - metrics[name]) for name, value in scores.items() if name in metrics}
+    tolerance = max(FIGURE, 2 / len(split.query))
+    wrong_figures = sorted(name for name, apart in compared.items() if not apart <= tolerance)
+    if wrong_figures:
+        name = wrong_figures[0]
+        differences.append(
+            f"{len(wrong_figures)} of {len(compared)} figures are not what the weights give: {_some(wrong_figures)} "
+            f"({name} is {scores[name]:.6g}, recorded {metrics[name]:.6g})"
+        )
+    return differences, _summary(moved, queries, max(compared.values(), default=0.0), len(compared), str(device), half)
+
+
+def _summary(moved: int, queries: Queries | None, apart: float, count: int, device: str, half: bool) -> str:
+    if queries is None:
+        ranks = "The protocol has no single ranking; "
+    elif not moved:
+        ranks = f"The ranks of all {len(queries.best_rank):,} queries are as recorded; "
+    else:
+        ranks = (
+            f"Of {len(queries.best_rank):,} queries {moved:,} have another rank, as cosines that are off by "
+            f"{HALF if half else COSINE:g} make it: another processor or batch rounds so; "
+        )
+    return f"{ranks}{count} figures were compared, the largest difference is {apart:.2g} (on {device})."
+
+
+def _unit(embedded: Embedded) -> torch.Tensor:
+    return torch.nn.functional.normalize(embedded.embeddings.flatten(1), dim=1)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -1,0 +1,32 @@
+"""`python -m dml.publish RUN -o FOLDER [--to hf://owner/name]`: a trained embedding that others load and check.
+
+FOLDER gets the weights as safetensors, the configuration, the run's figures and every query's rank, and a model card
+that is written from the run. Nothing in it is executable, and no path of this machine is. Licences are not made up:
+what neither you nor the run says is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks
+it, and `--to` puts it on the Hugging Face hub.
+"""
+
+from pathlib import Path
+
+from dml.configuration.command_line import ending
+from dml.launch.arguments import Arguments
+
+
+@ending()
+def main() -> None:
+    parser = Arguments(prog="python -m dml.publish", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="is made")
+    parser.add_argument("--to", metavar="hf://OWNER/NAME", help="put it on the hub too")
+    parser.add_argument("--licence", metavar="NAME", help="of the weights that you publish, such as cc-by-4.0")
+    parser.add_argument("--data-licence", metavar="NAME", help="licence or terms of the training images")
+    parser.add_argument("--backbone-licence", metavar="NAME", help="of the pre-trained weights, where the run lacks it")
+    options = parser.parse_args()
+    from dml.inference.publish import publish
+
+    licences = {"weights": options.licence, "data": options.data_licence, "backbone": options.backbone_licence}
+    publish(options.run, options.out, licences, options.to)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""`python -m dml.verify PLACE [--data FOLDER]`: whether a published embedding is what its card says.
+
+PLACE is a folder of dml.publish, hf://owner/name, or the folder of a run. Files and tensors are compared with their
+digests, the card with the figures, the figures with every query's rank; then the test set is embedded again and all
+ranks and figures are compared. Other hardware rounds otherwise: a rank that cosines off by 1e-5 explain (1e-2 of a run
+in half precision) is no difference, nor is a figure off by 0.002. Exit code 1 if it differs.
+"""
+
+from pathlib import Path
+
+from dml.configuration.command_line import ending
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
+from dml.launch.arguments import Arguments, place
+
+
+@ending()
+def main() -> None:
+    parser = Arguments(prog="python -m dml.verify", description=__doc__)
+    parser.add_argument("place", type=place, metavar="PLACE", help="folder, or hf://owner/name")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of data sets (default: $DML_DATA, else data)")
+    parser.add_argument(
+        "--batch-size", type=int, default=EMBEDDED_AT_ONCE, help="images at a time (default: %(default)s)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="auto", help="default: %(default)s")
+    options = parser.parse_args()
+    from dml.inference.verify import command
+
+    command(options.place, options.data, batch_size=options.batch_size, device=options.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""What is published of a run: loaded, checked, put on a stand-in of the hub, and altered."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+
+import dml
+from dml.configuration.composition import composed
+from dml.errors import Unfaithful, UserError
+from dml.evaluation.rounding import rank_bounds
+from dml.hub import folder_of, parted, upload
+from dml.inference.embedding import embed_images
+from dml.inference.publish import publish
+from dml.inference.verify import command, verify
+from dml.reporting.summary import write_summary
+from dml.training.run import run as train
+from tests.conftest import TINY
+from tests.hub import TOKEN, Hub, Model, hub
+from tests.runs import photographs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LICENCES = {"weights": "cc-by-4.0", "data": "none: rendered here", "backbone": None}
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of ABE-2 on rendered characters."""
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    options = [*TINY, "method=abe", "method.M=2"]
+    places = [f"paths.output_dir={folder}", f"paths.cache_dir={folder.parent / 'cache'}", "paths.data_dir=/somewhere"]
+    train(composed(*places, *options), options)
+    return folder
+
+
+@pytest.fixture
+def published(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is published of it, with the folder of caches elsewhere."""
+    monkeypatch.setenv("DML_CACHE", str(tmp_path / "cache"))
+    publish(run, tmp_path / "published", LICENCES)
+    return tmp_path / "published"
+
+
+@pytest.fixture
+def server() -> Iterator[Hub]:
+    with hub() as one:
+        yield one
+
+
+def started(server: Hub, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, whose hub is the stand-in: the client reads where it is at the start."""
+    said = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DML_CACHE": str(home / "cache"), **said, **more}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, cwd=home, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+def differences(place: Path) -> str:
+    with pytest.raises(Unfaithful, match="differs from what it says") as caught:
+        command(place, None, batch_size=64, device="cpu")
+    return str(caught.value)
+
+
+def test_it_embeds_as_the_run_does(run: Path, published: Path, tmp_path: Path) -> None:
+    files = photographs(tmp_path / "photos", classes=1)
+    expected = embed_images(run, files, device="cpu", batch_size=2)
+    embedder = dml.load(published, device="cpu")
+    np.testing.assert_array_equal(embedder.embed(files, batch_size=2), expected)
+    assert embedder.card["weights"] == dml.load(run, device="cpu").card["weights"]
+
+
+def test_it_holds_nothing_that_runs_and_no_path_of_the_machine(published: Path, tmp_path: Path) -> None:
+    names = ["README.md", "config.yaml", "metrics.json", "model.safetensors", "provenance.json", "published.json"]
+    assert sorted(file.name for file in published.iterdir()) == [*names, "queries.npz"]
+    for file in published.iterdir():
+        assert not file.stat().st_mode & (stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        content = file.read_bytes()
+        for place in ("/somewhere", str(tmp_path.parent.parent), str(Path.home()) + "/"):
+            assert place.encode() not in content, file
+    with np.load(published / "queries.npz", allow_pickle=False) as arrays:
+        assert all(arrays[name].dtype != object for name in arrays.files)
+
+
+def test_its_card(run: Path, published: Path) -> None:
+    card = ModelCard.load(published / "README.md")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert card.data.license == "cc-by-4.0"
+    assert {one.metric_type: one.metric_value for one in card.data.eval_results}["map@r"] == metrics["test/map@r"]
+    for said in (
+        'dml.load("published")',
+        f"| Recall@1 | {metrics['test/recall@1']:.4f} | {metrics['test/recall@1/low']:.4f} to ",
+        "72 test images of 12 unseen classes",
+        "python -m dml.run ",
+        "loss: SquaredContrastive",
+        "the training images: none: rendered here",
+        "training began from random weights",
+    ):
+        assert said in card.text, said
+
+
+def test_a_licence_that_the_hub_has_no_word_for(run: Path, tmp_path: Path) -> None:
+    publish(run, tmp_path / "own", LICENCES | {"weights": "for the members of our club"})
+    data = ModelCard.load(tmp_path / "own" / "README.md").data
+    assert (data.license, data.license_name) == ("other", "for the members of our club")
+    assert verify(tmp_path / "own", device="cpu").differences == []
+
+
+def test_it_is_verified(run: Path, published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (run, published):
+        command(place, None, batch_size=128, device="cpu")
+        said = capsys.readouterr().out
+        assert f"{place}: verified. The ranks of all 72 queries are as recorded" in said
+
+
+def test_it_is_compared_as_the_run_is(run: Path, published: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "both" / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(published, tmp_path / "both" / "published")
+    write_summary([tmp_path / "both"], tmp_path / "out")
+    (row,) = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(row["runs"]) == 2  # of one configuration
+
+
+def altered_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if name.endswith("weight"))
+    weights[name] = weights[name] + 0.5
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt", "step": "10"})
+
+
+def altered_figure(folder: Path) -> None:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics["test/map@r"] += 0.01
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+
+
+def card_without_licence(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(text.replace("license: cc-by-4.0\n", ""))
+
+
+def card_that_boasts(folder: Path) -> None:
+    lines = (folder / "README.md").read_text().splitlines()
+    told = ["| Recall@1 | 0.9999 |  |  |" if line.startswith("| Recall@1 |") else line for line in lines]
+    (folder / "README.md").write_text("\n".join(told) + "\n")
+
+
+def front_that_boasts(folder: Path) -> None:
+    metrics = json.loads((folder / "metrics.json").read_text())
+    text = (folder / "README.md").read_text()
+    assert f"value: {metrics['test/map@r']}\n" in text
+    (folder / "README.md").write_text(text.replace(f"value: {metrics['test/map@r']}\n", "value: 0.9\n"))
+
+
+def missing_ranks(folder: Path) -> None:
+    (folder / "queries.npz").unlink()
+
+
+WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "tensor": (
+        altered_tensor,
+        ["model.safetensors was altered: ", "queries have another rank than recorded, such as "],
+    ),
+    "figure": (
+        altered_figure,
+        ["metrics.json was altered", "the ranks in queries.npz make it", "test/map@r", "README.md has another MAP@R"],
+    ),
+    "licence": (card_without_licence, ["README.md names no licence of the weights"]),
+    "card": (card_that_boasts, ["README.md has another Recall@1 than metrics.json"]),
+    "front": (front_that_boasts, ["the front matter of README.md says map@r 0.9, metrics.json "]),
+    "ranks": (missing_ranks, ["queries.npz is missing"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_was_altered_is_told(published: Path, name: str) -> None:
+    alter, told = WRONG[name]
+    alter(published)
+    said = differences(published)
+    for one in told:
+        assert one in said, said
+
+
+def test_altered_with_its_manifest(run: Path, published: Path) -> None:
+    """The test images tell it then."""
+    altered_tensor(published)
+    manifest = json.loads((published / "published.json").read_text())
+    manifest["files"].pop("model.safetensors")
+    (published / "published.json").write_text(json.dumps(manifest))
+    said = differences(published)
+    assert "was altered" not in said
+    assert "another rank than recorded" in said
+
+
+def test_ranks_that_rounding_explains() -> None:
+    """Against a loop that moves every cosine by the tolerance, for and against the query."""
+    draw = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(40, 5, generator=draw, dtype=torch.float64), dim=1)
+    labels, tolerance = torch.arange(40) // 4, 0.05
+    labels[-1] = 99  # alone
+    low, high = rank_bounds(points, labels, tolerance)
+    for query in range(40):
+        cosines = {i: float(points[query] @ points[i]) for i in range(40) if i != query}
+        same = [cosine for i, cosine in cosines.items() if labels[i] == labels[query]]
+        others = [cosine for i, cosine in cosines.items() if labels[i] != labels[query]]
+        if not same:
+            assert (low[query], high[query]) == (0, 0)
+            continue
+        best = sum(other - tolerance > max(same) + tolerance for other in others) + 1
+        worst = sum(other + tolerance >= max(same) - tolerance for other in others) + 1
+        assert (int(low[query]), int(high[query])) == (best, worst)
+    apart = rank_bounds(points, labels, tolerance, gallery=points[:8], gallery_labels=labels[:8])
+    assert apart[0][8:].max() == 0  # no positive there
+
+
+def test_licences_are_not_made_up(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="under which licence you publish the weights: say it with --licence"):
+        publish(run, tmp_path / "a", {"data": "mine"})
+    with pytest.raises(UserError, match="the training images came: say it with --data-licence"):
+        publish(run, tmp_path / "a", {"weights": "mit"})
+    assert not (tmp_path / "a").exists()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "cc0-1.0")
+    publish(run, tmp_path / "asked", {"data": "mine"})
+    assert "license: cc0-1.0" in (tmp_path / "asked" / "README.md").read_text()
+
+
+def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("years of work")
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: publish(tmp_path, tmp_path / "out", LICENCES), "is no folder of a run"),
+        (lambda: publish(run, tmp_path / "full", LICENCES), "is not empty, and nothing was published there"),
+        (lambda: publish(run, tmp_path / "out", LICENCES, "me/model"), "--to me/model is no address"),
+        (lambda: verify(tmp_path / "full"), "neither the folder of a run nor was published"),
+        (lambda: verify(run, tmp_path), "leave --data out"),
+        (lambda: dml.load("hf://me"), "no address of a model: write hf://owner/name"),
+        (lambda: dml.load("http://me/model"), "no address of a model"),
+        (lambda: upload(published, "hf://me/model@v1", "x"), "leave @v1 out"),
+        (lambda: dml.load(tmp_path / "nowhere"), "there is no folder"),
+    ]
+    for call, told in cases:
+        with pytest.raises(UserError, match=told):
+            call()
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "full" / "thesis.tex").exists()
+
+
+def test_addresses(tmp_path: Path) -> None:
+    assert parted("hf://me/a.model-1@refs/pr/2") == ("me/a.model-1", "refs/pr/2")
+    assert parted("hf://me/model") == ("me/model", None)
+    assert folder_of("runs/a") == Path("runs/a")
+    assert folder_of(tmp_path) == tmp_path
+
+
+def test_on_the_hub(run: Path, tmp_path: Path, server: Hub) -> None:
+    address = "hf://me/characters"
+    licences = ["--licence", "cc-by-4.0", "--data-licence", "none"]
+    told = started(
+        server, tmp_path, "-m", "dml.publish", str(run), "-o", str(tmp_path / "out"), *licences, "--to", address
+    )
+    assert told.returncode == 0, told.stderr
+    assert f"On the hub: {server.endpoint}/me/characters" in told.stdout
+    (files,) = server.models["me/characters"].commits.values()
+    assert files == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+    photos = photographs(tmp_path / "photos", classes=1)
+    places = [f"paths.output_dir={tmp_path / 'began'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    options = [*places, *TINY, "backbone.train=none", f"backbone.weights={address}", "trainer.max_steps=1"]
+    words = [address, str(tmp_path / "found.npy"), *map(str, photos), "--", *options]
+    fetched = started(server, tmp_path, "-c", FETCHED, *words)
+    assert fetched.returncode == 0, fetched.stderr
+    assert f"{address}: verified" in fetched.stdout
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), embed_images(run, photos, device="cpu"))
+    (start,) = json.loads((tmp_path / "began" / "provenance.json").read_text())
+    assert start["weights"]["licence"] == "cc-by-4.0"
+
+    asked = len(server.asked)
+    offline = started(server, tmp_path, "-c", OFFLINE, address, HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert len(server.asked) == asked
+
+
+FETCHED = """
+import sys
+import dml, numpy
+from dml.configuration.composition import composed
+from dml.inference.verify import command
+from dml.training.run import run
+address, out, *rest = sys.argv[1:]
+at = rest.index("--")
+numpy.save(out, dml.load(address, device="cpu").embed(rest[:at]))
+command(address, None, batch_size=128, device="cpu")
+run(composed(*rest[at + 1:]), rest[at + 1:])
+"""
+
+OFFLINE = "import sys; from dml.hub import folder_of; assert (folder_of(sys.argv[1]) / 'model.safetensors').exists()"
+
+
+REFUSED = {
+    "folder_of('hf://me/nothing')": "hf://me/nothing: the hub has no such model",
+    "folder_of('hf://me/gated')": "its owner lets only some have it",
+    "folder_of('hf://me/empty@v9')": "the model has no such revision",
+    "upload(Path('.'), 'hf://me/model', '')": "the hub asks who you are: log in",
+}
+
+CALLS = """
+import sys
+from pathlib import Path
+from dml.errors import UserError
+from dml.hub import folder_of, upload
+for call in sys.argv[1:]:
+    try:
+        eval(call)
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_hub_that_refuses(tmp_path: Path, server: Hub) -> None:
+    server.models["me/empty"] = Model()
+    server.models["me/empty"].commit({"README.md": b""})
+    found = started(server, tmp_path, "-c", CALLS, *REFUSED, HF_TOKEN="wrong")
+    assert found.returncode == 0, found.stderr
+    for told, line in zip(REFUSED.values(), found.stdout.splitlines(), strict=True):
+        assert told in line
+    assert list(server.models) == ["me/empty"]
+
+
+def test_a_hub_that_is_not_there(tmp_path: Path, server: Hub) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    found = started(server, tmp_path, "-m", "dml.verify", "hf://me/nothing", **nowhere)
+    assert found.returncode == 2
+    assert found.stderr.startswith("dml: hf://me/nothing: the hub cannot be reached, and nothing of the model is in")
+    assert len(found.stderr.strip().splitlines()) == 1
