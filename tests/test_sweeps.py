@@ -200,7 +200,7 @@ def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.Mon
     assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
     monkeypatch.setattr("dml.launch.job.job", lambda *_: 0)
     (of_a_sweep / "seed=1").mkdir()
-    (of_a_sweep / "seed=1" / "metrics.json").write_text('{"test/recall@1": 0.5}')
+    (of_a_sweep / "seed=1" / "metrics.json").write_text('{"test/recall@1": 0.5, "test/map@r": 0.5}')
     assert job_of_a_sweep(OmegaConf.create({"protocol": {"criterion": "map@r"}}), ["seed=1"]) == 0.5
     told["sweep"]["dir"] = "/proc/none"
     with pytest.raises(UserError, match=r"/proc/none cannot be made .*paths\.sweep_dir=FOLDER"):

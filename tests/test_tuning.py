@@ -18,7 +18,7 @@ from dml.papers.tuning import command_of_search, example, searches, tuned
 from dml.runs.folder import RunFolder
 from tests.conftest import TINY
 
-BEST = "best_on_validation/map@r"
+BEST = "test/map@r"
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ parts:
   glyphs: {{columns: {{R@1: {{metric: test/recall@1, scale: 100}}}}}}
 tuning:
   trials: 2
-  overrides: [protocol.select=val_classes, protocol.criterion=map@r]
+  overrides: [protocol=tuning]
   search: {{lr: "tag(log, interval(1e-4, 1e-2))"}}
 rows:
   - {{name: plain, overrides: [method=baseline]}}
@@ -62,7 +62,7 @@ def test_a_row_is_trained_with_what_its_search_found(
     (search,) = searches(little, ["ABE"])
     assert search.options == ("lr=tag(log, interval(1e-4, 1e-2))", "method.M=choice(2, 4)")
     words = command_of_search(search, tmp_path)
-    assert {"hydra.sweeper.n_trials=2", "protocol.select=val_classes", "method=abe"} <= set(words)
+    assert {"hydra.sweeper.n_trials=2", "protocol=tuning", "method=abe"} <= set(words)
     searched(search, tmp_path, configure, 0.1, 0.3, 0.2)
     found = tuned(search, [], tmp_path)
     assert found.chosen == ["lr=2e-3", "method.M=2"]

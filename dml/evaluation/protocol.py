@@ -168,6 +168,27 @@ def _held_out(whole: Split, records: Records, classes: np.ndarray) -> Split:
     return replace(whole, train=whole.train[~held], validation=whole.train[held])
 
 
+class Tuning(Conventional):
+    """For searches: the last quarter of the training classes stands in the place of the test, which is not looked at.
+
+    What `select=val_classes` chooses by is all that there is, so that a trial costs no evaluation of the test. Its
+    `test/...` are of classes that a training of the benchmark learns from: they compare trials, and are no results.
+    Options are those of `Conventional`.
+    """
+
+    def parted(self, records: Records) -> Split:
+        """Raises UserError for too few training classes, and for `select=val_classes`, of which the test is all."""
+        if self.select == "val_classes":
+            raise UserError(
+                "protocol.select=val_classes: held-out classes are its test: leave it out."
+            )
+        classes = np.unique(records.labels[records.train_rows])
+        whole = Split(records.train_rows, records.query_rows, None)
+        held = _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
+        assert held.validation is not None
+        return Split(held.train, held.validation, None)
+
+
 class AcrossCameras(Conventional):
     """Market-1501's protocol: CMC and mAP, images of the query's identity from the query's camera left out.
 

@@ -17,8 +17,9 @@ from dml.process import STOPPING, started_from_here
 
 
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
-    """The criterion on validation classes where the protocol has some, else Recall@1 on the test classes."""
-    return metrics.get(f"best_on_validation/{config.protocol.criterion}", metrics["test/recall@1"])
+    """The protocol's criterion, on validation classes where it has some, else on the test classes."""
+    validated, tested = (f"{part}/{config.protocol.criterion}" for part in ("best_on_validation", "test"))
+    return metrics[validated if validated in metrics else tested]
 
 
 def job(

@@ -16,7 +16,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import rank
-from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit
+from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit, Tuning
 from dml.launch.run import task
 from dml.runs.log import read_metrics
 from dml.runs.scores import read_queries
@@ -107,6 +107,20 @@ def test_the_last_quarter_for_validation(classes: int, held: list[int]) -> None:
     assert sorted([*split.train, *split.validation]) == data.train_rows.tolist()
     with pytest.raises(UserError, match="1 training classes: too few"):
         Conventional(select="val_classes").split(records(1))
+
+
+def test_a_search_never_meets_the_test() -> None:
+    """It is compared by the classes that `select=val_classes` holds out, and trains on the others."""
+    data = records(20)
+    split, chosen = Tuning().split(data), Conventional(select="val_classes").split(data)
+    assert split.train.tolist() == chosen.train.tolist()
+    assert chosen.validation is not None
+    assert split.query.tolist() == chosen.validation.tolist()
+    assert split.gallery is None
+    assert split.monitor == "test"
+    assert not {*split.train.tolist(), *split.query.tolist()} & set(data.query_rows.tolist())
+    with pytest.raises(UserError, match="held-out classes are its test: leave it out"):
+        Tuning(select="val_classes").split(data)
 
 
 def test_an_unknown_selection() -> None:
