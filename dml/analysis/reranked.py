@@ -7,8 +7,9 @@ from torch.nn.functional import normalize
 
 from dml.analysis.comparison import over_classes
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.interval import ENDS
 from dml.evaluation.layout import Layout
-from dml.evaluation.metric import METRICS
+from dml.evaluation.metric import GAIN, METRICS
 from dml.evaluation.metrics import Ranking, averages, rank_scores
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.reranking import Reranker
@@ -22,8 +23,8 @@ def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[s
 
     Returns:
         `rerank/...` as `test/...`; of metrics that runs are compared by `rerank_gain/...`, the mean over queries of
-        what is gained over the plain ranking, and `rerank_gain_low/...`, `rerank_gain_high/...`, the ends of its 95 %
-        interval by a paired bootstrap over classes. No gain where all queries are of one class.
+        what is gained over the plain ranking, and `rerank_gain/.../low` and `/high`, the ends of its 95 % interval by a
+        paired bootstrap over classes. No gain where all queries are of one class.
     """
     assert protocol.rerank is not None
     plain, again = protocol.ranking(split, embedded), _again(split, embedded, protocol.rerank)
@@ -37,10 +38,10 @@ def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[s
         if "compare" in of.tables:
             a, b = (_values(ranking, of.name)[found] for ranking in (plain, again))
             gain = over_classes(a, b, classes[found])
-            result |= {f"rerank_gain/{of.name}": gain.estimate}
-            result |= {f"rerank_gain_low/{of.name}": gain.low, f"rerank_gain_high/{of.name}": gain.high}
-            said = f"{gain.estimate:+{of.format}} [{gain.low:+{of.format}}, {gain.high:+{of.format}}]"
-            log.info("re-ranked: %s %s over classes", of.title, said)
+            name = f"{GAIN}/{of.name}"
+            ends = (gain.low, gain.high)
+            result |= {name: gain.estimate} | dict(zip((name + end for end in ENDS), ends, strict=True))
+            log.info("re-ranked: %s %s over classes", of.title, of.change(gain.estimate, ends))
     return result
 
 

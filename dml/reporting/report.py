@@ -17,7 +17,7 @@ from dml.files import write_atomically
 from dml.reporting.explorer import Explorer, explorer
 from dml.reporting.page import render
 from dml.reporting.retrieved import Retrieved
-from dml.reporting.table import cells, columns, interval, monitor, places, tested_on
+from dml.reporting.table import RERANKING_SAYS, cells, columns, interval, monitor, places, reranked, tested_on
 from dml.runs.about import settings
 from dml.runs.collecting import BELOW_SAYS, below_untrained
 from dml.runs.provenance import said_of_starts
@@ -68,6 +68,8 @@ def write_report(
         about=_about(folder, config, metrics),
         metrics=metrics,
         result=tables["result"],
+        reranked=tables.get("reranked"),
+        reranking_says=RERANKING_SAYS,
         of_learners=tables.get("learners"),
         classes=tested.classes,
         examples=_examples(tested, shown),
@@ -113,6 +115,9 @@ def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Ret
     shown = columns(metrics)
     result = [[title, *cells(metrics, place, shown)] for title, place in places(metrics).items()]
     found = {"result": Table(["", *(one.title for one in shown)], result)}
+    titles, again = reranked(metrics)
+    if again:
+        found["reranked"] = Table(titles, again)
     known = settings(OmegaConf.create(dict(config)))
     found["settings"] = Table(["setting", "value"], [[title, value] for title, value in known.items()])
     if tested.learners > 1:

@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The tables at the end of a run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.evaluation.interval import ENDS, LEVEL
-from dml.evaluation.metric import HEADLINE, Metric, declared, metric
+from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
 from dml.runs.collecting import BELOW, BELOW_SAYS, below_untrained
 
 LAST = {"last": "test", "best on test *": "best_on_test"}
@@ -43,6 +43,24 @@ def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
     return [] if None in ends else [metric(name).written(end) for end in ends]
 
 
+RERANKING_SAYS = (
+    f"The same embeddings ranked a second time. In brackets the {LEVEL:.0%} interval of what that gains, of a "
+    "bootstrap over test classes in which both rankings have the same queries; 0 within it: it may be chance."
+)
+
+
+def reranked(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of a table of the plain and the second ranking; no row where the test was ranked once."""
+    rows = []
+    for one in columns(metrics):
+        if f"{RERANKED}/{one.name}" in metrics:
+            name = f"{GAIN}/{one.name}"
+            ends = [metrics[name + end] for end in ENDS if name + end in metrics]
+            gain = one.change(metrics[name], ends) if name in metrics else ""
+            rows.append([one.title, *(cells(metrics, place, [one])[0] for place in ("test", RERANKED)), gain])
+    return ["", "plain", "re-ranked", "gained"], rows
+
+
 def monitor(metrics: Mapping[str, float]) -> str:
     """Which part of the split chose the best checkpoint, `test` or `validation`."""
     return "validation" if "best_on_validation/step" in metrics else "test"
@@ -63,10 +81,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
     shown, of = places(metrics), columns(metrics)
     first, *others = shown
     with_interval = any(interval(metrics, one.name) for one in of)
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in (first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table(["", first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others])
     for one in of:
         ends = ["–".join(interval(metrics, one.name))] if with_interval else []
         mark = BELOW if below_untrained(metrics, f"test/{one.name}") else ""
@@ -80,3 +95,18 @@ def print_table(metrics: Mapping[str, float]) -> None:
     print(CAPTIONS[monitor(metrics)])
     if below_untrained(metrics):
         console.print(BELOW_SAYS, highlight=False)
+    titles, rows = reranked(metrics)
+    if rows:
+        again = _table(titles)
+        for row in rows:
+            again.add_row(*row)
+        console.print(again)
+        console.print(RERANKING_SAYS, highlight=False, markup=False)
+
+
+def _table(titles: Sequence[str]) -> Table:
+    """Without rows; the first column has words."""
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", no_wrap=True)
+    return table

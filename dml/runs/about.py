@@ -23,6 +23,7 @@ def settings(config: Any) -> dict[str, str]:
         "loss": loss_of(config),
         "miner": component(config.get("miner") or {}),
         "sampler": _with_options(component(config.get("sampler") or {}), config.get("sampler") or {}),
+        "re-ranking": _with_options(component(config.get("rerank") or {}), config.get("rerank") or {}),
         "image size": f"{config.image_size} pixels" if config.get("image_size") else "",
         "optimizer": _with_options(component(config.get("optimizer") or {}), config.get("optimizer") or {}),
         "schedule": _schedule(config.get("scheduler") or {}),

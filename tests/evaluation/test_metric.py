@@ -26,7 +26,7 @@ Configure = Callable[..., DictConfig]
 
 
 def test_names_titles_and_directions() -> None:
-    assert (metric("test/recall@4").title, metric("recall@4").short) == ("Recall@4", "R@4")
+    assert metric("test/recall@4").title == metric("recall@4").title == "Recall@4"
     assert metric("learners/mean/map@r").title == metric("mlrc/separated/map@r/mean").title == "MAP@R"
     assert metric("model/flops").written(7459838976) == "7,459,838,976"
     assert metric("model/flops").better(1, than=2)
