@@ -105,7 +105,7 @@ METRICS = (
         tables=("run", "compare"),
         places={"test": "MAP@R", RERANKED: "re-ranked MAP@R", GAIN: "gained in MAP@R"},
     ),
-    Metric("map", "mAP", per_learner=True, tables=("run",)),
+    Metric("map", "mAP", per_learner=True, tables=("run", "compare"), places={"test": "mAP"}),
     Metric("map_toolkit", "mAP (toolkit)", per_learner=True, tables=("run",)),
     Metric("nmi", "NMI", tables=("run",)),
     Metric("f1", "F1", tables=("run",)),
@@ -152,6 +152,11 @@ def metric(name: str) -> Metric:
 def of_queries() -> dict[str, OfQuery]:
     """Of each metric that is a mean over the queries, what it is of a query."""
     return {metric.name: metric.of_query for metric in METRICS if metric.of_query is not None}
+
+
+def of_a_query() -> list[str]:
+    """Names of metrics that have a value of each query, whatever protocol has them; without Recall@K."""
+    return [one.name for one in METRICS if one.of_query is not None or one.name in ("map", "map_toolkit")]
 
 
 def of_runs() -> Iterator[tuple[str, str, Metric]]:

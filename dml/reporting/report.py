@@ -17,9 +17,20 @@ from dml.files import write_atomically
 from dml.reporting.explorer import Explorer, explorer
 from dml.reporting.page import render
 from dml.reporting.retrieved import Retrieved
-from dml.reporting.table import RERANKING_SAYS, cells, columns, interval, monitor, places, reranked, tested_on
+from dml.reporting.table import (
+    RERANKING_SAYS,
+    cells,
+    columns,
+    interval,
+    marked,
+    monitor,
+    places,
+    reranked,
+    some_below,
+    tested_on,
+)
 from dml.runs.about import settings
-from dml.runs.collecting import BELOW_SAYS, below_untrained
+from dml.runs.collecting import BELOW_SAYS
 from dml.runs.provenance import said_of_starts
 
 SHOWN = 12  # worst classes, and pairs of classes, that are not folded away
@@ -107,13 +118,16 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
         "tested": tested_on(metrics),
         "monitor": monitor(metrics),
         "interval": ends,
-        "below": BELOW_SAYS if below_untrained(metrics) else "",
+        "below": BELOW_SAYS if some_below(metrics) else "",
     }
 
 
 def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Retrieved) -> dict[str, Table]:
     shown = columns(metrics)
-    result = [[title, *cells(metrics, place, shown)] for title, place in places(metrics).items()]
+    result = [
+        [title, *(marked(metrics, shown) if place == "test" else cells(metrics, place, shown))]
+        for title, place in places(metrics).items()
+    ]
     found = {"result": Table(["", *(one.title for one in shown)], result)}
     titles, again = reranked(metrics)
     if again:

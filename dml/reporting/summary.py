@@ -23,6 +23,7 @@ from dml.configuration.identity import label
 from dml.configuration.trainings import declared
 from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE, of_runs
+from dml.evaluation.metric import declared as known
 from dml.evaluation.metric import metric as declared_metric
 from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
@@ -77,7 +78,7 @@ def write_summary(
     drawn = {
         "cost": summaries.recall_and_cost([_point(group) for group in table]),
         "recall": course.recall_over_steps({group.label: _course(group) for group in table}),
-    } | {f"over_{name}": summaries.over(lines, name, metric) for name, lines in swept.items()}
+    } | {f"over_{name}": summaries.over(lines, name, _titled(metric)) for name, lines in swept.items()}
     pictures = {name: place / f"{name}.png" for name in drawn}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
@@ -123,6 +124,14 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
     if over is not None and over not in found:
         raise UserError(f"the runs were not swept over numbers of {over}; they were over {', '.join(found) or 'none'}.")
     return {over: found[over]} if over is not None else found
+
+
+def _titled(name: str) -> str:
+    """A metric's title, and where it is measured unless that is the test; its name where it is not declared."""
+    of, (place, _, _) = known(name), name.rpartition("/")
+    if of is None:
+        return name
+    return of.title if place in ("test", "") else f"{of.title} ({place})"
 
 
 def _number(text: str) -> float | None:

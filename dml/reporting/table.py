@@ -37,6 +37,18 @@ def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> lis
     return [one.written(metrics.get(f"{place}/{one.name}")) for one in of]
 
 
+def marked(metrics: Mapping[str, float], of: Sequence[Metric]) -> list[str]:
+    """As `cells` of the test, with `BELOW` behind what is below the untrained network's."""
+    written = cells(metrics, "test", of)
+    below = [below_untrained(metrics, f"test/{one.name}") for one in of]
+    return [cell + (BELOW if is_below else "") for cell, is_below in zip(written, below, strict=True)]
+
+
+def some_below(metrics: Mapping[str, float]) -> bool:
+    """Whether some metric of the table is marked so."""
+    return any(cell.endswith(BELOW) for cell in marked(metrics, columns(metrics)))
+
+
 def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
     """Both ends of a metric's interval on the test, as people write it; nothing where there is none."""
     ends = [metrics.get(f"test/{name}{end}") for end in ENDS]
@@ -84,16 +96,15 @@ def print_table(metrics: Mapping[str, float]) -> None:
     table = _table(["", first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others])
     for one in of:
         ends = ["–".join(interval(metrics, one.name))] if with_interval else []
-        mark = BELOW if below_untrained(metrics, f"test/{one.name}") else ""
-        value, *beside = (cells(metrics, place, [one])[0] for place in shown.values())
-        table.add_row(one.title, value + mark, *ends, *beside)
+        value, *beside = (_cell(metrics, place, one) for place in shown.values())
+        table.add_row(one.title, value, *ends, *beside)
     console = Console()
     print(f"\n{tested_on(metrics)}; fractions of 1, of one run")
     console.print(table)
     if with_interval:
         print("interval: over test classes, of a bootstrap; another seed is not in it")
     print(CAPTIONS[monitor(metrics)])
-    if below_untrained(metrics):
+    if some_below(metrics):
         console.print(BELOW_SAYS, highlight=False)
     titles, rows = reranked(metrics)
     if rows:
@@ -102,6 +113,10 @@ def print_table(metrics: Mapping[str, float]) -> None:
             again.add_row(*row)
         console.print(again)
         console.print(RERANKING_SAYS, highlight=False, markup=False)
+
+
+def _cell(metrics: Mapping[str, float], place: str, of: Metric) -> str:
+    return (marked(metrics, [of]) if place == "test" else cells(metrics, place, [of]))[0]
 
 
 def _table(titles: Sequence[str]) -> Table:

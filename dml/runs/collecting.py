@@ -62,6 +62,8 @@ class Group:
             ends = [self.metrics[name + end] for end in ENDS if name + end in self.metrics]
             return of.change(self.metrics[name], ends) + ("" if std is None else f"±{of.written(std)}")
         same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size
+        if name.startswith("learners/") and f"learners/1/{HEADLINE}" not in self.metrics:
+            return ""  # a single learner is no mean of any
         mark = BELOW if below_untrained(self.metrics, name) else ""
         return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}") + mark
 

@@ -82,6 +82,16 @@ def test_a_new_metric_stands_in_every_table(one_more: str, tmp_path: Path) -> No
     assert list(paired([tmp_path / "a"], [tmp_path / "b"]).values) == ["recall@1", "map@r"]  # of before it was declared
 
 
+def test_what_is_below_the_untrained_network_is_marked_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of whatever metric: here the headline is not."""
+    metrics = {"test/recall@1": 0.5, "untrained/recall@1": 0.4, "test/map@r": 0.1, "untrained/map@r": 0.2}
+    print_table(metrics | {"data/test/images": 9, "data/test/classes": 3})
+    said = capsys.readouterr().out
+    assert "0.1000 ↓" in said
+    assert "0.5000 ↓" not in said
+    assert "↓ below the untrained network" in said
+
+
 def test_what_is_not_declared_is_told() -> None:
     with pytest.raises(KeyError, match="surprise is declared nowhere"):
         score(embedded(), None, lambda queries, gallery: {"recall@1": 1.0, "surprise": 0.0}, final=False)
