@@ -192,6 +192,10 @@ def test_a_reader_clicks_through_the_page(tmp_path: Path, config: DictConfig, br
     for width in (375, 1280):
         of_width(browser, width)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        widths = "return [...document.querySelectorAll('.scroll > img')].map(image => image.clientWidth)"
+        shown = browser.execute_script(widths)
+        assert min(shown) > 300
+        assert set(shown) == {608} if width == 375 else max(shown) <= 960  # its words are read; it scrolls
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
