@@ -65,6 +65,7 @@ def test_terminal_page_and_comparison_show_it_beside_the_plain_figures(
     assert f"<td>{cells[0]}</td><td>{cells[1]}</td><td>{gain}</td>" in summary
     printed = capsys.readouterr().out
     assert gain in printed
+    assert "of one run with its 95% interval over test classes" in printed
     assert max(map(len, printed.split("Report:")[0].splitlines())) <= 80
 
 

@@ -22,7 +22,8 @@ from tabulate import tabulate
 from dml.configuration.identity import label
 from dml.configuration.trainings import declared
 from dml.errors import UserError
-from dml.evaluation.metric import HEADLINE, of_runs
+from dml.evaluation.interval import LEVEL
+from dml.evaluation.metric import GAIN, HEADLINE, of_runs
 from dml.evaluation.metric import declared as known
 from dml.evaluation.metric import metric as declared_metric
 from dml.figures import course, summaries
@@ -242,6 +243,8 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
     print_in_blocks(list(shown), table_of)
     if any(len(group.runs) > 1 for group in table):
         print("mean±standard deviation (n - 1)")
+    if any(name.startswith(f"{GAIN}/") for name in shown):
+        print(f"gained: by re-ranking; of one run with its {LEVEL:.0%} interval over test classes")
     if _below(table, shown):
         Console().print(BELOW_SAYS, highlight=False)
     if told := [one for one in differ if not one.detail]:
