@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import HEADLINE, metric
 from dml.figures import course, embeddings, galleries
 from dml.figures.plot import Plot
@@ -128,6 +129,9 @@ def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Ret
         [title, *(marked(metrics, shown) if place == "test" else cells(metrics, place, shown))]
         for title, place in places(metrics).items()
     ]
+    ends = ["–".join(interval(metrics, one.name)) for one in shown]
+    if any(ends):
+        result.insert(1, [f"{LEVEL:.0%} interval", *ends])
     found = {"result": Table(["", *(one.title for one in shown)], result)}
     titles, again = reranked(metrics)
     if again:

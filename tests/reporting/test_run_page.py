@@ -116,6 +116,12 @@ def test_the_page_says_what_is_asked_of_it(tmp_path: Path, config: DictConfig) -
     assert data["classes"][0] == f"class 0 {EVIL}"
     assert list(tables) == ["result", "settings", "learners", "classes", "confusions"]
     assert tables["learners"].columns[-1] == "it adds"
+    (ends,) = [row for row in tables["result"].rows if row[0] == "95% interval"]
+    of = dict(zip(tables["result"].columns, ends, strict=True))
+    assert of["Recall@2"] == ""
+    for name in ("Recall@1", "MAP@R"):
+        assert re.fullmatch(r"[01]\.\d{4}–[01]\.\d{4}", of[name])
+        assert f"<td>{of[name]}</td>" in text
 
 
 @pytest.fixture
