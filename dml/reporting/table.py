@@ -99,7 +99,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
         value, *beside = (_cell(metrics, place, one) for place in shown.values())
         table.add_row(one.title, value, *ends, *beside)
     console = Console()
-    print(f"\n{tested_on(metrics)}; fractions of 1, of one run")
+    console.print(f"\n{tested_on(metrics)}; fractions of 1, of one run", highlight=False)
     console.print(table)
     if with_interval:
         print("interval: over test classes, of a bootstrap; another seed is not in it")
@@ -123,5 +123,5 @@ def _table(titles: Sequence[str]) -> Table:
     """Without rows; the first column has words."""
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=True)
+        table.add_column(title, justify="right" if i else "left", no_wrap=i == 0)  # titles wrap where there is no room
     return table

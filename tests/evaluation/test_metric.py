@@ -112,6 +112,16 @@ def test_twelve_metrics_have_room_in_80_columns(
         assert f"{metrics[f'test/{name}']:.4f}" in said
         assert metric(name).title in said
     assert said.count("best on test *") == 1  # one table
+    for place in ("untrained", "learners/mean", "learners/1"):  # all columns that there can be
+        metrics |= {f"{place}/{name}": 0.9876 for name in names}
+    metrics |= {f"test/{name}/{end}": 0.5 for name in ("recall@1", "map") for end in ("low", "high")}
+    metrics |= {f"data/{part}/{what}": 1234 for part in ("query", "gallery") for what in ("images", "classes")}
+    print_table(metrics)
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "…" not in said
+    assert said.count("0.5000–0.5000") == 2
+    assert said.count("0.9876") == 2 * len(names)
 
 
 @pytest.mark.parametrize(
