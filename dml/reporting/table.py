@@ -10,8 +10,8 @@ from dml.evaluation.interval import ENDS, LEVEL
 from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
 from dml.runs.collecting import BELOW, BELOW_SAYS, below_untrained
 
-LAST = {"last": "test", "best on test *": "best_on_test"}
-CHOSEN = {"chosen *": "test", "last": "last"}
+LAST = {"last": "test", "best on test*": "best_on_test"}
+CHOSEN = {"chosen*": "test", "last": "last"}
 BESIDE = {"untrained": "untrained", "mean learner": "learners/mean"}
 CAPTIONS = {
     "test": "* chosen by its metrics on the test set: optimistic",
