@@ -53,9 +53,9 @@ def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tm
     logged = set(run(config, options))
     for record in read_metrics(tmp_path / "run" / "metrics.jsonl"):
         logged |= record.keys()
-    of_other_methods = {"train/adversary", "train/zero_shot"}
+    of_others = {"train/adversary", "train/zero_shot", "test/map"}  # methods and protocols
     assert {"test/recall@1", "rerank/recall@1", "learners/self_cosine", "model/flops", "train/divergence"} <= shown
-    assert shown - logged == of_other_methods
+    assert shown - logged == of_others
     assert {"method/_target_", "head/dim", "lr"} <= shareable(config).keys()
     for name in ("method/_target_", "head/dim"):
         assert name in done.stdout
