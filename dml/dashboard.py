@@ -1,10 +1,18 @@
-"""`python -m dml.dashboard --project P`: a W&B workspace with the panels that compare methods.
+"""`python -m dml.dashboard --project P`: a W&B workspace with the panels that compare methods, and a report of them.
 
 Runs are shown by group: those that differ in their repetition alone are one line with its standard deviation. With no
-key at hand, or with --print, the workspace is built and checked, and its definition printed.
+key at hand, or with --print, both are built and checked, and their definitions printed.
+
+    python -m dml.dashboard --project P --sweep-file sweep.yaml method=abe method.M=1,2,4 seed=0,1
+
+writes what follows, a sweep as after `python -m dml.run -m`, as a file for `wandb sweep` (--print: prints it). It takes
+no key.
 """
 
+from pathlib import Path
+
 from dml.configuration.command_line import ending
+from dml.errors import UserError
 from dml.launch.arguments import Arguments
 
 
@@ -13,9 +21,25 @@ def main() -> None:
     parser = Arguments(prog="python -m dml.dashboard", description=__doc__)
     parser.add_argument("--project", required=True, help="W&B project, as in logger.wandb.project")
     parser.add_argument("--entity", help="user or team; default: yours")
-    parser.add_argument("--name", default="Methods compared", help="of the workspace")
+    parser.add_argument("--name", default="Methods compared", help="of the workspace and the report")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the definition, send nothing")
-    options = parser.parse_args()
+    parser.add_argument("--sweep-file", type=Path, metavar="FILE", help="write a sweep instead")
+    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE,VALUE", help="of the sweep")
+    options = parser.parse_intermixed_args()
+    for option in ("project", "name"):
+        if not getattr(options, option).strip():
+            raise UserError(f"--{option} is empty: name one.")
+    if wrong := set(options.project) & set("/\\#?%:"):
+        raise UserError(f"--project {options.project} holds {' '.join(sorted(wrong))}, which W&B takes in no project.")
+    if options.sweep_file is not None:
+        from dml.launch.wandb_sweep import write_sweep
+
+        write_sweep(
+            None if options.only_print else options.sweep_file, options.project, options.entity, options.overrides
+        )
+        return
+    if options.overrides:
+        raise UserError(f"{options.overrides[0]} is of a sweep, which --sweep-file FILE writes.")
     from dml.reporting.dashboard import send
 
     send(options.project, options.entity, options.name, options.only_print)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig
 
 from dml.dashboard import main
@@ -38,18 +39,23 @@ def values(node: Any, name: str) -> list[Any]:
 def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     done = dashboard("--project", "p", "--print")
     assert done.returncode == 0, done.stderr
-    workspace = json.loads(done.stdout)
-    kinds = {kind for kind in values(workspace, "viewType") if isinstance(kind, str)}
-    assert {"Run History Line Plot", "Bar Chart", "Scatter Plot", "Run Comparer", "Media Browser"} <= kinds
-    shown = set(re.findall(r'[":]((?:test|learners|train|model|run)/[\w@/]+)"', done.stdout))
-    options = [*TINY, "method=abe", "trainer.max_steps=2", "report=true"]
+    made = json.loads(done.stdout)
+    kinds = {kind: [one for one in values(made[kind], "viewType") if one != "runs"] for kind in made}
+    panels = {"Run History Line Plot", "Bar Chart", "Scatter Plot", "Run Comparer", "Media Browser"}
+    assert panels <= set(kinds["workspace"])
+    assert sorted(kinds["workspace"]) == sorted(kinds["report"])
+    grids = [block for block in made["report"]["spec"]["blocks"] if block["type"] == "panel-grid"]
+    assert len(grids) == 6
+    assert all(runs["grouping"] == [{"section": "run", "name": "group"}] for runs in values(grids, "runSets")[0])
+    shown = set(re.findall(r'[":]((?:test|learners|train|model|run|rerank)/[\w@/]+)"', done.stdout))
+    options = [*TINY, "method=abe", "trainer.max_steps=2", "report=true", "rerank=alpha_qe"]
     config = configure(*options)
     logged = set(run(config, options))
     for record in read_metrics(tmp_path / "run" / "metrics.jsonl"):
         logged |= record.keys()
-    of_other_methods = {"train/adversary", "train/zero_shot"}
-    assert {"test/recall@1", "learners/self_cosine", "model/flops", "train/divergence"} <= shown
-    assert shown - logged == of_other_methods
+    of_others = {"train/adversary", "train/zero_shot", "test/map"}  # methods and protocols
+    assert {"test/recall@1", "rerank/recall@1", "learners/self_cosine", "model/flops", "train/divergence"} <= shown
+    assert shown - logged == of_others
     assert {"method/_target_", "head/dim", "lr"} <= shareable(config).keys()
     for name in ("method/_target_", "head/dim"):
         assert name in done.stdout
@@ -67,6 +73,89 @@ def test_projects_that_cannot_be(
         main()
     assert left.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    for name in [name for name in sys.modules if name.startswith(("wandb_workspaces.", "dml.reporting.dashboard"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr("sys.argv", ["dashboard", "--print", "--project", "p"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "dml: wandb-workspaces is missing: pip install 'dml[dashboard]'.\n"
+
+
+def sweep_file(path: Path, *overrides: str) -> dict[str, Any]:
+    done = dashboard("--project", "p", "--sweep-file", str(path), *overrides)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is put together by W&B's own functions, as its agent does it, and run without W&B's service."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
+    made = sweep_file(tmp_path / "sweep.yaml", *TINY, "trainer.max_steps=2", "head.dim=8,16", "seed=range(0,3)")
+    assert made["method"] == "grid"
+    assert made["metric"] == {"name": "test/recall@1", "goal": "maximize"}
+    assert made["parameters"] == {"head.dim": {"values": [8, 16]}, "seed": {"values": [0, 1, 2]}}
+    chosen = {name: {"value": values["values"][-1]} for name, values in made["parameters"].items()}
+    known = create_sweep_command_args({"args": chosen}) | {"interpreter": [sys.executable], "env": ["/usr/bin/env"]}
+    command: list[str] = []
+    for word in create_sweep_command(made["command"]):
+        command += known[word[2:-1]] if word.startswith("${") and word.endswith("}") else [word]
+    of_agent = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1", "WANDB_MODE": "offline"}
+    env = os.environ | of_agent | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "wandb_s1" / "r1"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["head"]["dim"], config["seed"]) == (16, 2)
+    assert (run / "wandb_id").read_text() == "r1"
+    assert len(list((run / "wandb").glob("offline-run-*-r1"))) == 1
+
+
+def test_a_search_of_hydra_s_is_one_of_wandb_s(tmp_path: Path) -> None:
+    ranges = ["lr=tag(log,interval(1e-5,1e-3))", "method.M=int(interval(1,8))"]
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=30", "protocol.select=val_classes"]
+    made = sweep_file(tmp_path / "sweep.yaml", "method=abe", *ranges, *search, "protocol.criterion=map@r")
+    assert (made["method"], made["run_cap"]) == ("bayes", 30)
+    assert made["metric"]["name"] == "best_on_validation/map@r"
+    assert made["parameters"]["lr"] == {"distribution": "log_uniform_values", "min": 1e-5, "max": 1e-3}
+    assert made["parameters"]["method.M"] == {"distribution": "int_uniform", "min": 1, "max": 8}
+    assert not any("hydra" in word for word in made["command"])
+    overlay = sweep_file(tmp_path / "sweep.yaml", "sweep=K", "seed=0,1")
+    assert overlay["parameters"] == {"seed": {"values": [0, 1]}, "method.K": {"values": [1, 2, 4, 8]}}
+    assert sweep_file(tmp_path / "sweep.yaml", "sweep=K", "method.K=1,2")["parameters"]["method.K"]["values"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["lr=0.1"], "nothing is swept: give an option several values"),
+        (["mehtod=abe,dces"], "mehtod is no option: did you mean method?"),
+        (["method=abe", "method.M=0,1"], "method.M=0 "),
+        (["method=glob(*)"], "W&B has no such range"),
+        (["method=abe", "method.M=tag(log,int(interval(1,8)))"], "W&B has no such range"),
+        (["protocol=random_class_split", "seed=1,2"], "sweep it too, protocol.split=0,1,2,3,4,5,6,7,8,9"),
+    ],
+)
+def test_sweeps_that_cannot_be_are_told(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    overrides: list[str],
+    said: str,
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    monkeypatch.setattr("sys.argv", ["dashboard", "--project", "p", "--sweep-file", str(file), *overrides])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not file.exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from dml.runs.about import settings
 from dml.runs.collecting import BELOW, groups, leaves, mean_and_std
 from dml.runs.differences import ABSENT, differences, heading
 from dml.runs.folder import RunFolder
+from tests.components import components
 
 Configure = Callable[..., DictConfig]
 MakeRun = Callable[..., Path]
@@ -97,6 +99,20 @@ def test_one_configuration_differs_in_nothing(make_run: MakeRun, tmp_path: Path)
     parts = ["data set glyphs", "protocol Conventional", "backbone small (untrained)", "loss SquaredContrastive"]
     assert heading(table)[:5] == [*parts, "steps 400"]
     assert heading(table)[5].count("-") == 2  # the day
+
+
+@pytest.mark.parametrize("name", components("backbone"))
+def test_settings_name_the_backbone_s_file(configure: Configure, name: str) -> None:
+    config = configure(f"backbone={name}", "backbone.weights=none")
+    said = settings(config)["backbone"]
+    assert re.match(rf"{name}\W", said)
+    assert config.backbone.get("model_name", "") in said
+    assert said.endswith("untrained)")
+
+
+def test_settings_name_the_model_where_no_file_is_of_it(configure: Configure) -> None:
+    config = configure("backbone=timm", "backbone.model_name=test_vit", "backbone.weights=none")
+    assert settings(config)["backbone"] == "test_vit (untrained)"
 
 
 def test_settings_name_the_innermost_loss(configure: Configure) -> None:

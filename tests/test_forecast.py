@@ -1,5 +1,7 @@
 """What is said of a run's length before it starts in earnest."""
 
+import re
+import resource
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +26,9 @@ def test_it_is_said_once_and_of_what_is_to_come(capsys: pytest.CaptureFixture[st
         callback.on_train_batch_end(trainer, cast(Any, None), None, None, 0)
     said = capsys.readouterr().err
     assert said.count("About") == 1
-    assert "About 18 min: 494 steps of 2 s, 3 evaluations of 30 s, then the report; memory so far" in said
+    assert "About 18 min: 494 steps of 2 s, 3 evaluations of 30 s, then the report. It takes at least" in said
+    (known,) = re.findall(r"at least ([\d.]+) GB of memory in each process, its peak so far; the report may add", said)
+    assert float(known) == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, abs=0.2)
 
 
 def test_evaluations_to_come_are_counted_as_they_come() -> None:

@@ -1,10 +1,12 @@
 """What is said before several processes begin."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from dml.launch.run import _check_folder_is_named
 from dml.methods.base import Method
 from dml.process import check_environment, of_slurm
 from dml.runs.folder import RunFolder
+from dml.training.build import Parts
+from dml.training.callbacks.course import Course
+from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.run import prepare_run, run
 from dml.training.trainer import Bar
@@ -201,7 +206,9 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     timing = Timing()
     timing.seconds = 400.0  # before the resume
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
-    trainer.callbacks = [timing, bar]
+    evaluation = Evaluation(cast(Course, SimpleNamespace(evaluations_after=lambda step: 3)), timing, cast(Parts, None))
+    evaluation.seconds = 20.0
+    trainer.callbacks = [timing, evaluation, bar]
     bar._trainer = trainer
     bar.on_train_start(trainer)
     shown = bar.train_progress_bar.format_dict
@@ -212,7 +219,9 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
         bar.on_train_batch_end(trainer, method)
     shown = bar.train_progress_bar.format_dict
     assert (shown["n"], shown["total"]) == (520, 600)
-    assert shown["elapsed"] == pytest.approx(10, abs=2)  # 20 steps in 10 seconds, not 520
+    assert shown["elapsed"] == pytest.approx(1000, abs=5)
+    assert shown["rate"] == pytest.approx(2)  # 20 steps in 10 seconds of training, not 520 in 1,000
+    assert re.search(r"<01:40, +2\.00it/s", str(bar.train_progress_bar))  # 80 steps and 3 evaluations
     assert "8%" not in str(bar.train_progress_bar)
     assert "loss=0.25" in str(bar.train_progress_bar)
     bar.train_progress_bar.close()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from dml.files import load_checkpoint
 from dml.models.backbones.trained import backbone_of
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, read_metrics
@@ -119,6 +120,37 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     content = json.loads(table.read_text())
     assert content["columns"][:2] == ["learner", "recall@1"]
     assert [row[1] for row in content["data"]] == [metrics[f"learners/{i}/recall@1"] for i in range(2)]
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_has_the_pictures_and_tables_of_the_page_and_keeps_artifacts(
+    configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_ARTIFACT_DIR", str(tmp_path / "artifacts"))
+    place = tmp_path / "run"
+    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "logger.artifacts=true", "trainer.max_steps=2"]
+    options += ["report=true", "rerank=alpha_qe"]
+    run(configure(*options), options)
+    records, _ = read_back(place)
+    names = {item.key or item.nested_key[0] for record in records for item in record.history.item}
+    assert {path.stem for path in (place / "figures").glob("*.png")} <= names
+    tables = {"result", "reranked", "settings", "learners", "classes", "confusions"}
+    assert {f"report_{table}" for table in tables} <= names
+    kept = {one.type: one for one in (record.request.log_artifact.artifact for record in records) if one.type}
+    kept |= {record.artifact.type: record.artifact for record in records if record.HasField("artifact")}
+    identity = (place / "wandb_id").read_text()
+    assert {kept[kind].name for kind in ("model", "test")} == {f"checkpoints-{identity}", f"test-{identity}"}
+    sent = {
+        kind: {entry.path: Path(entry.local_path) for entry in kept[kind].manifest.contents}
+        for kind in ("model", "test")
+    }
+    assert sent["model"].keys() == {"last.ckpt", "best_on_test.ckpt", "config.yaml"}
+    assert sent["test"].keys() == {"queries.npz", "metrics.json", *(f"{table}.table.json" for table in tables)}
+    for name, original in (("last.ckpt", place / "checkpoints" / "last.ckpt"), ("config.yaml", place / "config.yaml")):
+        assert sent["model"][name].read_bytes() == original.read_bytes()
+    assert load_checkpoint(sent["model"]["last.ckpt"])["finished"]
+    assert sent["test"]["queries.npz"].read_bytes() == (place / "queries.npz").read_bytes()
+    assert json.loads(sent["test"]["reranked.table.json"].read_text())["columns"][1:3] == ["plain", "re-ranked"]
 
 
 @pytest.mark.usefixtures("offline")

@@ -47,6 +47,10 @@ def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
         assert row.metrics["test/recall@1/std"] == pytest.approx(np.std(recalls, ddof=1))
         assert row.metrics["gain"] == pytest.approx(np.mean(recalls) / 2)
         assert row.cell("test/recall@1") == f"{np.mean(recalls):.4f}±{np.std(recalls, ddof=1):.4f}"
+    (alone,) = groups([run for run in leaves([tmp_path / "sweep"]) if run.config.method.M == 2][:1])
+    assert alone.cell("learners/mean/recall@1") == "0.1500"
+    del alone.runs[0].metrics["learners/1/recall@1"], alone.metrics
+    assert alone.cell("learners/mean/recall@1") == ""  # a single learner has no mean
     page = write_summary([tmp_path / "sweep"], tmp_path / "sweep").read_text()
     assert table[0].cell("test/recall@1") in page
     assert re.findall(r'(?:src|href)="(?!data:)', page) == []

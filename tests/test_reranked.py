@@ -1,6 +1,7 @@
 """A run that ranks its test again says so beside the plain figures."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from omegaconf import DictConfig
 from dml.analysis.comparison import over_classes
 from dml.errors import UserError
 from dml.evaluation.metric import declared
+from dml.reporting.summary import write_summary
+from dml.runs.collecting import FinishedRun, Group
 from dml.runs.scores import read_queries
 from dml.training.build import build
 from dml.training.run import run
@@ -30,13 +33,50 @@ def test_beside_the_plain_figures(configure: Configure, tmp_path: Path, name: st
         assert 0 <= metrics[f"rerank/{metric}"] <= 1
         gain = metrics[f"rerank/{metric}"] - metrics[f"test/{metric}"]
         assert metrics[f"rerank_gain/{metric}"] == pytest.approx(gain, abs=1e-12)
-        assert metrics[f"rerank_gain_low/{metric}"] <= gain <= metrics[f"rerank_gain_high/{metric}"]
+        assert metrics[f"rerank_gain/{metric}/low"] <= gain <= metrics[f"rerank_gain/{metric}/high"]
         own = plain.metric(metric)
         assert own is not None
         assert own.mean() == pytest.approx(metrics[f"test/{metric}"])
     assert metrics["rerank/recall@1"] != metrics["test/recall@1"] or metrics["rerank/map@r"] != metrics["test/map@r"]
-    assert all(declared(one) for one in metrics if one.startswith("rerank"))
+    assert all(declared(one.removesuffix("/low").removesuffix("/high")) for one in metrics if one.startswith("rerank"))
     assert not any(one.startswith("rerank") for one in metrics if "untrained" in one)
+
+
+def test_terminal_page_and_comparison_show_it_beside_the_plain_figures(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    options = [*TINY, "trainer.max_steps=2", "protocol.clustering=false", "report=true", "rerank=k_reciprocal"]
+    metrics = run(configure(*options), options)
+    low, high = (f"{metrics[f'rerank_gain/recall@1/{end}']:+.4f}" for end in ("low", "high"))
+    gain = f"{metrics['rerank_gain/recall@1']:+.4f} [{low}, {high}]"
+    cells = [f"{metrics[f'{place}/recall@1']:.4f}" for place in ("test", "rerank")]
+    printed = capsys.readouterr().out
+    assert re.search(r"Recall@1 +" + r" +".join(map(re.escape, [*cells, gain])), printed)
+    assert max(map(len, printed.split("Report:")[0].splitlines())) <= 80
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Re-ranked: KReciprocal (k1 20, k2 6, share 0.3)" in page
+    assert "".join(f"<td>{cell}</td>" for cell in ("Recall@1", *cells, gain)) in page
+    options = [*options[:-1], "seed=1", f"paths.output_dir={tmp_path / 'plain'}"]
+    run(configure(*options), options)
+    assert "Re-ranked" not in (tmp_path / "plain" / "report.html").read_text()
+    assert "re-ranked" not in capsys.readouterr().out
+    summary = write_summary([tmp_path], tmp_path / "summary").read_text()
+    assert f"<td>{cells[0]}</td><td>{cells[1]}</td><td>{gain}</td>" in summary
+    printed = capsys.readouterr().out
+    assert gain in printed
+    assert "of one run with its 95% interval over test classes" in printed
+    assert max(map(len, printed.split("Report:")[0].splitlines())) <= 80
+
+
+def test_the_gain_of_several_runs_has_their_deviation(tmp_path: Path) -> None:
+    """The interval of a mean is not the mean of intervals."""
+    figures = [
+        {"rerank_gain/map@r": v, "rerank_gain/map@r/low": 0.0, "rerank_gain/map@r/high": 1.0} for v in (0.1, 0.3)
+    ]
+    several = [FinishedRun(tmp_path, None, [], one) for one in figures]
+    assert Group("", several[:1], {}).cell("rerank_gain/map@r") == "+0.1000 [+0.0000, +1.0000]"
+    assert Group("", several, {}).cell("rerank_gain/map@r") == "+0.2000±0.1414"
 
 
 def test_the_interval_is_that_of_two_runs_compared() -> None:

@@ -218,7 +218,8 @@ def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: P
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert "test/recall@1" in events.Tags()["scalars"]
-    assert {"curves", "gallery", "similarities", "map"} <= set(events.Tags()["images"])
+    drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}
+    assert {"curves", "gallery", "similarities", "map"} <= drawn == set(events.Tags()["images"])
     tables = {name.removesuffix("/text_summary") for name in events.Tags()["tensors"]}
     assert {"report/result", "report/settings", "report/classes", "report/confusions"} <= tables
 

@@ -2,13 +2,13 @@
 
 import logging
 
-import numpy as np
 from torch.nn.functional import normalize
 
 from dml.analysis.comparison import over_classes
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.interval import ENDS, of_comparisons
 from dml.evaluation.layout import Layout
-from dml.evaluation.metric import METRICS
+from dml.evaluation.metric import GAIN, metric
 from dml.evaluation.metrics import Ranking, averages, rank_scores
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.reranking import Reranker
@@ -22,8 +22,8 @@ def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[s
 
     Returns:
         `rerank/...` as `test/...`; of metrics that runs are compared by `rerank_gain/...`, the mean over queries of
-        what is gained over the plain ranking, and `rerank_gain_low/...`, `rerank_gain_high/...`, the ends of its 95 %
-        interval by a paired bootstrap over classes. No gain where all queries are of one class.
+        what is gained over the plain ranking, and `rerank_gain/.../low` and `/high`, the ends of its 95 % interval by a
+        paired bootstrap over classes. No gain where all queries are of one class.
     """
     assert protocol.rerank is not None
     plain, again = protocol.ranking(split, embedded), _again(split, embedded, protocol.rerank)
@@ -33,14 +33,12 @@ def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[s
     found = plain.positives > 0
     if len(set(classes[found].tolist())) < 2:
         return result
-    for of in METRICS:
-        if "compare" in of.tables:
-            a, b = (_values(ranking, of.name)[found] for ranking in (plain, again))
-            gain = over_classes(a, b, classes[found])
-            result |= {f"rerank_gain/{of.name}": gain.estimate}
-            result |= {f"rerank_gain_low/{of.name}": gain.low, f"rerank_gain_high/{of.name}": gain.high}
-            said = f"{gain.estimate:+{of.format}} [{gain.low:+{of.format}}, {gain.high:+{of.format}}]"
-            log.info("re-ranked: %s %s over classes", of.title, said)
+    of_plain, of_again = of_comparisons(plain), of_comparisons(again)
+    for name, values in of_plain.items():
+        gain, of = over_classes(values[found], of_again[name][found], classes[found]), metric(name)
+        place, ends = f"{GAIN}/{name}", (gain.low, gain.high)
+        result |= {place: gain.estimate} | dict(zip((place + end for end in ENDS), ends, strict=True))
+        log.info("re-ranked: %s %s over classes", of.title, of.change(gain.estimate, ends))
     return result
 
 
@@ -50,7 +48,3 @@ def _again(split: Split, embedded: Embedded, reranker: Reranker) -> Ranking:
     layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
     items = None if gallery is None else normalize(gallery.embeddings.flatten(1))
     return rank_scores(reranker.scores(normalize(queries.embeddings.flatten(1)), items), layout)
-
-
-def _values(ranking: Ranking, name: str) -> np.ndarray:
-    return ranking.values[name] if name in ranking.values else (ranking.best_rank == 1).astype(float)

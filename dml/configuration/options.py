@@ -89,12 +89,15 @@ OPTIMIZER: dict[str, Any] = {"layer_decay": Annotated[float, Field(gt=0, le=1)]}
 
 SCHEDULER: dict[str, Any] = {"unit": Literal["step", "epoch"], "warm_up": WholeNumber, "length": Count | None}
 
+LOGGER: dict[str, Any] = {"artifacts": bool}  # see `dml.training.loggers.log_artifacts`
+
 OWN = {
     "dataset": DATASET,
     "transform": TRANSFORM,
     "backbone": BACKBONE,
     "optimizer": OPTIMIZER,
     "scheduler": SCHEDULER,
+    "logger": LOGGER,
 }
 
 # What the build gives to a component of a group itself.

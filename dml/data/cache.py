@@ -112,7 +112,7 @@ def build_cache(
             f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
         )
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
-    stamps = (f"\n{stamp}" for stamp in records.paths.stamps(rows))
+    stamps = (f"\n{stamp}" for stamp in records.stamps(rows))
     key = digest("\n".join([settings, repr(transform.first), versions]), stamps)
     folder = Path(cache_dir) / f"images-{key}"
     try:

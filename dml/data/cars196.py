@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,10 @@ from dml.data.official import Line, how_to_get, of_part, parquet, records, write
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
-TRAINING = 98
+TRAINING, CLASSES = 98, 196
 PUBLISHED = {"train": [(98, 8054)], "test": [(98, 8131)]}
 WHOLE = "cars_annos.mat"
+META = "cars_meta.mat"
 PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 
 
@@ -50,6 +52,8 @@ def cars196(
         raise UserError(f"there is neither car_ims/ with {WHOLE} nor cars_train/ in {folder}: {how_to_get('cars196')}")
     items = [_item(row, path, before, crop) for path, before in sources for row in annotation(path)]
     items.sort(key=lambda item: int(item.label))  # stable: classes in their official order
+    names = {str(number): name for number, name in enumerate(class_names(folder), 1)}
+    items = [replace(item, label=names.get(item.label, item.label)) for item in items]
     return records("cars196", folder, items, PUBLISHED, folders=folders, strict=strict, unreadable=unreadable)
 
 
@@ -126,7 +130,11 @@ READ = """
 import json, sys
 import numpy as np
 from scipy.io import loadmat
-table = loadmat(sys.argv[1], squeeze_me=True, variable_names=["annotations"]).get("annotations", np.zeros(0))
+content = loadmat(sys.argv[1], squeeze_me=True, variable_names=["annotations", "class_names"])
+if len(sys.argv) > 2:
+    json.dump([str(name) for name in np.atleast_1d(content.get("class_names", [])).ravel()], sys.stdout)
+    raise SystemExit
+table = content.get("annotations", np.zeros(0))
 names = table.dtype.names or ()
 rows = [list(row) for row in np.atleast_1d(table).tolist()] if names else []
 json.dump([names, rows], sys.stdout, default=lambda v: v.item() if isinstance(v, np.generic) else str(v))
@@ -152,6 +160,20 @@ def annotation(path: Path) -> list[dict[str, Any]]:
             f"{PARTS['cars_test']} alone): {how_to_get('cars196')}"
         )
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def class_names(folder: Path) -> list[str]:
+    """What the cars are called, `AM General Hummer SUV 2000`, of `cars_annos.mat` or the devkit's `cars_meta.mat`;
+    nothing where neither says it of all 196, as re-packagings do not."""
+    for path in (folder / WHOLE, _devkit(folder, META)):
+        if path.is_file():
+            reader = subprocess.run(
+                [sys.executable, "-c", READ, str(path), "names"], capture_output=True, text=True, check=False
+            )
+            names: list[str] = json.loads(reader.stdout) if reader.returncode == 0 else []
+            if len(set(names)) == len(names) == CLASSES:
+                return names
+    return []
 
 
 def _devkit(folder: Path, name: str) -> Path:

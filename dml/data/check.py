@@ -53,7 +53,7 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
     rows = rows[records.paths.files.sizes[rows] != NO_FILE]
     if not len(rows):
         return {}
-    stamps = (f"\n{stamp}" for stamp in records.paths.stamps(rows))
+    stamps = (f"\n{stamp}" for stamp in records.stamps(rows))
     memory = Path(cache_dir) / f"unreadable-{digest(f'decoded as {VERSION}', stamps)}.json"
     rows = np.sort(rows)
     known = _remembered(memory)

@@ -110,7 +110,7 @@ def build_store(
             f"The images of {records.name} do not lie in files of their own, and no cache knows whether they changed: "
             "set dataset.cache=none."
         )
-    key = digest(settings, (f"\n{stamp}" for stamp in records.paths.stamps(rows)))
+    key = digest(settings, (f"\n{stamp}" for stamp in records.stamps(rows)))
     folder = Path(cache_dir) / f"features-{key}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ def fingerprint(records: Records) -> Fingerprint:
 
     Returns:
         `digest` of all images' paths (relative to the folder that holds them all), sizes where they are files, classes,
-        roles and cameras; and `images`, `classes` and `bytes` in all, to tell what changed.
+        roles, cameras and boxes; and `images`, `classes` and `bytes` in all, to tell what changed.
     """
     sizes = np.maximum(records.paths.files.sizes, 0)
     paths = records.paths
@@ -56,10 +56,11 @@ def _lines(records: Records, sizes: np.ndarray, root: int) -> Iterator[list[str]
     for number, paths in enumerate(records.paths.chunks()):
         rows = slice(number * CHUNK, number * CHUNK + len(paths))
         cameras = [-1] * len(paths) if records.cameras is None else records.cameras[rows].tolist()
-        columns = (sizes[rows].tolist(), records.labels[rows].tolist(), records.roles[rows].tolist(), cameras)
+        boxes = [""] * len(paths) if records.boxes is None else [f"\0{box}" for box in records.boxes[rows].tolist()]
+        columns = (sizes[rows].tolist(), records.labels[rows].tolist(), records.roles[rows].tolist(), cameras, boxes)
         yield [
-            f"{path[root:]}\0{size}\0{records.class_names[label]}\0{role}\0{camera}"
-            for path, size, label, role, camera in zip(paths, *columns, strict=True)
+            f"{path[root:]}\0{size}\0{records.class_names[label]}\0{role}\0{camera}{box}"
+            for path, size, label, role, camera, box in zip(paths, *columns, strict=True)
         ]
 
 

@@ -1,9 +1,7 @@
-"""Any `root/class/image.jpg` tree, or a deeper one, split into training and test classes by order or by a CSV file."""
+"""Any `root/class/image.jpg` tree, or a deeper one, or what a CSV file lists, split into training and test classes."""
 
-import csv
 import os
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -12,6 +10,7 @@ import numpy as np
 
 from dml.configuration.ranges import Share
 from dml.data.images import SUFFIXES, decode
+from dml.data.listing import Listing, listed_images, roles_of_classes
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
@@ -21,7 +20,7 @@ def folder(
     root: str,
     name: str = "folder",
     train_fraction: Share = 0.5,
-    split_csv: str | None = None,
+    csv: str | None = None,
     depth: Literal["class", "leaf"] = "class",
     unreadable: Unreadable = "stop",
 ) -> Records:
@@ -31,23 +30,30 @@ def folder(
     `SUFFIXES`, upper or lower case) are passed over.
 
     Args:
-        root: the folder of class folders.
+        root: the folder of class folders, or what the paths of `csv` begin at.
         name: the dataset's, for reports.
         train_fraction: this share of the classes trains, the first in order of names (rounded to whole classes); the
-            rest tests. Not used with `split_csv`.
+            rest tests. Not used where `csv` has a split.
+        csv: a file whose first line names its columns. `label,split`: a line a class of the tree, train or test.
+            `path,label`: a line an image, and as wanted `split` (train, test, query or gallery), `camera` (a whole
+            number) and `box` (left upper right lower, in pixels, which is cut out; empty: the whole image).
         depth: `class`: the folders in `root` are the classes. `leaf`: every folder below that holds images is one, and
             is called by its path, as `Fruit/Apple`; where all of them lie in `train` and `test`, these are the split.
-        split_csv: a file with the columns `class` and `role` (train or test), one line for each class.
         unreadable: `stop` or `skip`, see `dml.data.check`.
 
     Raises:
         UserError: no such folder, no class folders, a class folder without images, a split that leaves one side empty,
-            or a CSV file that does not fit the tree.
+            or a CSV file that does not fit, told by the number of its line.
     """
+    listing = Listing(Path(csv)) if csv else None
+    if listing is not None and "path" in listing.columns:
+        return listed_images(
+            listing, Path(root), name, lambda names: _ordered_roles(names, train_fraction), unreadable=unreadable
+        )
     classes = class_folders(Path(root)) if depth == "class" else leaf_folders(Path(root))
     names = list(classes)
-    if split_csv:
-        roles = _csv_roles(Path(split_csv), names, Path(root))
+    if listing is not None:
+        roles = roles_of_classes(listing, names, Path(root))
     else:
         roles = (depth == "leaf" and _roles_of_folders(names)) or _ordered_roles(names, train_fraction)
     sizes: list[int] = []  # of the classes
@@ -159,33 +165,3 @@ def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:
             f"{len(names) - train} for testing: both sides need at least one"
         )
     return ["train"] * train + ["test"] * (len(names) - train)
-
-
-def _csv_roles(path: Path, names: list[str], root: Path) -> list[str]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets write a byte order mark
-            reader = csv.DictReader(file)
-            lines, columns = list(reader), reader.fieldnames or []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"dataset.split_csv {path} cannot be read as UTF-8 text: {error}") from error
-    if not {"class", "role"} <= set(columns):
-        raise UserError(f"{path} has the columns {', '.join(columns) or 'none'}: its first line must be class,role")
-    given = [(unicodedata.normalize("NFC", line["class"]), line["role"]) for line in lines]
-    roles = dict(given)
-    _check_csv(path, given, names, root)
-    return [roles[name] for name in names]
-
-
-def _check_csv(path: Path, given: list[tuple[str, str]], names: list[str], root: Path) -> None:
-    lines, known = Counter(name for name, _ in given), set(names)
-    for name, role in given:
-        if role not in ("train", "test"):
-            raise UserError(f"{path} gives class {name!r} the role {role!r}: use train or test")
-        if lines[name] > 1:
-            raise UserError(f"{path} has class {name!r} more than once: keep one line for each class")
-        if name not in known:
-            raise UserError(f"{path} has class {name!r}, which is no folder in {root}: correct the name or remove it")
-    if missing := [name for name in names if name not in lines]:
-        raise UserError(f"{path} has no line for class {missing[0]!r} ({len(missing)} such): give each class a role")
-    if len({role for _, role in given}) < 2:
-        raise UserError(f"{path} puts every class on one side: give some the role train, others test")

@@ -3,7 +3,7 @@
 N images, C classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dml.data.images import quiet, reason
-from dml.data.paths import Paths
+from dml.data.paths import NO_FILE, Paths
 from dml.errors import UserError
 
 ROLES = ("train", "test", "query", "gallery")
@@ -44,6 +44,7 @@ class Records:
         open_image: row -> RGB image. Safe to call in forked workers: it shares no file handle.
         unreadable: what to do with a file that does not decode, `stop` or `skip` (see `dml.data.check`).
         cameras: `[N]` int64, which camera took each image, where the data set says so.
+        boxes: `[N,4]` float64, what `open_image` cuts out of each file, where a user's list says so; NaN: nothing.
 
     Raises:
         UserError: no images, a class without images, a class both in training and in evaluation, or queries
@@ -58,12 +59,14 @@ class Records:
     open_image: Callable[[int], Image.Image]
     unreadable: Unreadable = "stop"
     cameras: np.ndarray | None = None
+    boxes: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         assert self.labels.shape == self.roles.shape == (len(self.paths),)
         assert self.labels.dtype == np.int64
         assert np.isin(self.roles, ROLES).all()
         assert self.cameras is None or self.cameras.shape == self.labels.shape
+        assert self.boxes is None or self.boxes.shape == (len(self), 4)
         if not len(self):
             raise UserError(f"dataset {self.name} has no images: check the folder that it was read from")
         self._check_classes()
@@ -121,6 +124,17 @@ class Records:
             open_image=lambda row: self.open_image(int(rows[row])),
             unreadable=self.unreadable,
             cameras=None if self.cameras is None else self.cameras[rows],
+            boxes=None if self.boxes is None else self.boxes[rows],
+        )
+
+    def stamps(self, rows: np.ndarray) -> Iterator[str]:
+        """What says of each file of these rows `[n]` whether it is still the same picture: path, size, time and box;
+        nothing of what is no file."""
+        if self.boxes is None:
+            return self.paths.stamps(rows)
+        rows = rows[self.paths.files.sizes[rows] != NO_FILE]
+        return (
+            f"{stamp}\0{self.boxes[row].tolist()}" for row, stamp in zip(rows, self.paths.stamps(rows), strict=True)
         )
 
     def image(self, row: int) -> Image.Image:

@@ -82,13 +82,13 @@ def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict
     if len(np.unique(classes[valid])) < 2:
         return {}
     result: dict[str, float] = {}
-    for name, values in _of_queries(ranking).items():
+    for name, values in of_comparisons(ranking).items():
         _, low, high, _ = over_classes(values[valid], classes[valid], draws)
         result |= dict(zip((name + end for end in ENDS), (low, high), strict=True))
     return result
 
 
-def _of_queries(ranking: Ranking) -> Mapping[str, np.ndarray]:
+def of_comparisons(ranking: Ranking) -> Mapping[str, np.ndarray]:
     """`[Q]` float64 of each metric of comparisons that the ranking gives."""
     found = {}
     for one in METRICS:

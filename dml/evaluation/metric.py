@@ -5,7 +5,7 @@ b queries of a block, L items of the largest class in it.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,7 +22,6 @@ class Metric:
     Attributes:
         name: the last part of its names in `metrics.json`; `@K` at its end stands for any number.
         title: as people write it.
-        short: the same where there is little room.
         higher_is_better: None: neither way.
         unit: none of a share, 0 to 1, and of a coefficient.
         format: as Python's.
@@ -36,7 +35,6 @@ class Metric:
 
     name: str
     title: str
-    short: str = ""
     higher_is_better: bool | None = True
     unit: str = ""
     format: str = ".4f"
@@ -48,6 +46,11 @@ class Metric:
     def written(self, value: float | None) -> str:
         """A value in its format; nothing for None."""
         return "" if value is None else f"{value:{self.format}}"
+
+    def change(self, value: float, ends: Sequence[float] = ()) -> str:
+        """By how much it differs, with its sign, and the ends of the interval of that where they are known."""
+        low_high = ", ".join(f"{end:+{self.format}}" for end in ends)
+        return f"{value:+{self.format}}" + (f" [{low_high}]" if ends else "")
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether a value is the better one of two; the first one is better than None."""
@@ -72,22 +75,25 @@ def _average_precision_at_r(ranks: Tensor, count: Tensor) -> Tensor:
 
 HEADLINE = "recall@1"  # what stands for a run where there is room for one metric
 
+RERANKED, GAIN = "rerank", "rerank_gain"  # places of a test that was ranked a second time, and of what that gained
+
 # In the order of tables. What is no better either way is a count or a remark.
 METRICS = (
     Metric(
         HEADLINE,
         "Recall@1",
-        "R@1",
         per_learner=True,
         tables=("run", "compare"),
         places={
             "test": "Recall@1",
+            RERANKED: "re-ranked",
+            GAIN: "gained by it",
             "untrained": "untrained",
             "learners/mean": "mean learner",
             "slices/mean": "mean slice",
         },
     ),
-    Metric("recall@K", "Recall@K", "R@K", per_learner=True, tables=("run",)),
+    Metric("recall@K", "Recall@K", per_learner=True, tables=("run",)),
     # Recall@1 by another name, of which a table has one.
     Metric("precision@1", "P@1", per_learner=True, of_query=_first_is_right),
     Metric("r_precision", "R-Prec", per_learner=True, of_query=_r_precision, tables=("run",)),
@@ -97,9 +103,9 @@ METRICS = (
         per_learner=True,
         of_query=_average_precision_at_r,
         tables=("run", "compare"),
-        places={"test": "MAP@R"},
+        places={"test": "MAP@R", RERANKED: "re-ranked MAP@R", GAIN: "gained in MAP@R"},
     ),
-    Metric("map", "mAP", per_learner=True, tables=("run",)),
+    Metric("map", "mAP", per_learner=True, tables=("run", "compare"), places={"test": "mAP"}),
     Metric("map_toolkit", "mAP (toolkit)", per_learner=True, tables=("run",)),
     Metric("nmi", "NMI", tables=("run",)),
     Metric("f1", "F1", tables=("run",)),
@@ -132,8 +138,7 @@ def declared(name: str) -> Metric | None:
     found = re.fullmatch(r"(\w+@)([1-9]\d*)", name)
     if found is None or (general := _BY_NAME.get(f"{found[1]}K")) is None:
         return None
-    title, short = (text.replace("@K", f"@{found[2]}") for text in (general.title, general.short))
-    return replace(general, name=name, title=title, short=short)
+    return replace(general, name=name, title=general.title.replace("@K", f"@{found[2]}"))
 
 
 def metric(name: str) -> Metric:
@@ -147,6 +152,11 @@ def metric(name: str) -> Metric:
 def of_queries() -> dict[str, OfQuery]:
     """Of each metric that is a mean over the queries, what it is of a query."""
     return {metric.name: metric.of_query for metric in METRICS if metric.of_query is not None}
+
+
+def of_a_query() -> list[str]:
+    """Names of metrics that have a value of each query, whatever protocol has them; without Recall@K."""
+    return [one.name for one in METRICS if one.of_query is not None or one.name in ("map", "map_toolkit")]
 
 
 def of_runs() -> Iterator[tuple[str, str, Metric]]:

@@ -18,7 +18,7 @@ from dml.evaluation.inputs import as_ks
 from dml.evaluation.layout import Layout
 from dml.evaluation.metric import HEADLINE, declared, of_queries
 from dml.evaluation.metrics import Ranking, cluster, evaluate, rank
-from dml.evaluation.reidentification import across_cameras, one_image_gallery
+from dml.evaluation.reidentification import across_cameras, one_image_gallery, rank_across_cameras
 from dml.evaluation.reranking import Reranker
 from dml.evaluation.splits import EvaluatedPart, Split
 
@@ -49,7 +49,7 @@ class Conventional:
     axes: tuple[Axis, ...] = ()  # numbers that tell its trainings apart: a single one
     of_test = tuple(of_queries())  # metrics of its test beside Recall@K
     keeps_embeddings = False  # of the test images, in the run's folder
-    one_gallery = True  # for all queries, so that there is a `ranking`
+    one_gallery = True  # for all queries, as re-ranking takes it
     rerank: Reranker | None = None  # what the last evaluation ranks the test by too
 
     def __init__(
@@ -179,9 +179,7 @@ class Tuning(Conventional):
     def parted(self, records: Records) -> Split:
         """Raises UserError for too few training classes, and for `select=val_classes`, of which the test is all."""
         if self.select == "val_classes":
-            raise UserError(
-                "protocol.select=val_classes: held-out classes are its test: leave it out."
-            )
+            raise UserError("protocol.select=val_classes: held-out classes are its test: leave it out.")
         classes = np.unique(records.labels[records.train_rows])
         whole = Split(records.train_rows, records.query_rows, None)
         held = _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
@@ -207,26 +205,25 @@ class AcrossCameras(Conventional):
 
     def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
         assert gallery is not None
-        assert split.cameras is not None
-        cameras = torch.as_tensor(split.cameras, device=queries.rows.device)
+        known = self._known(split, queries, gallery)
 
         def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
             assert gallery_points is not None
-            return across_cameras(
-                query_points,
-                queries.labels,
-                cameras[queries.rows],
-                gallery=gallery_points,
-                gallery_labels=gallery.labels,
-                gallery_cameras=cameras[gallery.rows],
-                ks=self.ks,
-                shared=True,
-            )
+            return across_cameras(query_points, gallery=gallery_points, **known, ks=self.ks, shared=True)
 
         return measure
 
-    def ranking(self, split: Split, embedded: Embedded) -> None:
-        return None
+    def ranking(self, split: Split, embedded: Embedded) -> Ranking:
+        assert split.gallery is not None
+        queries, gallery = embedded.take(split.query), embedded.take(split.gallery)
+        known = self._known(split, queries, gallery)
+        return rank_across_cameras(queries.embeddings.flatten(1), gallery=gallery.embeddings.flatten(1), **known)
+
+    def _known(self, split: Split, queries: Embedded, gallery: Embedded) -> dict[str, Any]:
+        assert split.cameras is not None
+        cameras = torch.as_tensor(split.cameras, device=queries.rows.device)
+        of_gallery = {"gallery_labels": gallery.labels, "gallery_cameras": cameras[gallery.rows]}
+        return {"labels": queries.labels, "cameras": cameras[queries.rows]} | of_gallery
 
 
 class OneImageGallery(Conventional):

@@ -13,11 +13,10 @@ from torch import Tensor
 from dml.distributed import from_all_ranks, rank_shard
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
-from dml.evaluation.metrics import rank
+from dml.evaluation.metrics import Ranking, rank
 from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, largest
 
 
-@full_precision()
 def across_cameras(
     embeddings: ArrayLike | Tensor,
     labels: ArrayLike | Tensor,
@@ -54,7 +53,42 @@ def across_cameras(
         UserError: shapes that do not fit, labels that are no whole numbers, NaN, a K below 1, or no query has a
             positive.
     """
-    ks, block = as_ks(ks), block if block is None else as_number(block, "block")
+    ks = as_ks(ks)
+    ranking = rank_across_cameras(
+        embeddings,
+        labels,
+        cameras,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        gallery_cameras=gallery_cameras,
+        block=block,
+        shared=shared,
+    )
+    answered = ranking.positives > 0
+    if not answered.any():
+        raise UserError(f"None of the {len(answered)} queries has an image of its identity from another camera.")
+    result = {f"recall@{k}": float((ranking.best_rank[answered] <= k).mean()) for k in ks}
+    result |= {name: float(values[answered].mean()) for name, values in ranking.values.items()}
+    return result | {"queries": float(len(answered)), "queries_without_positive": float((~answered).sum())}
+
+
+@full_precision()
+def rank_across_cameras(
+    embeddings: ArrayLike | Tensor,
+    labels: ArrayLike | Tensor,
+    cameras: ArrayLike | Tensor,
+    *,
+    gallery: ArrayLike | Tensor,
+    gallery_labels: ArrayLike | Tensor,
+    gallery_cameras: ArrayLike | Tensor,
+    block: int | None = None,
+    shared: bool = False,
+) -> Ranking:
+    """What became of each query of `across_cameras`, junk taken out, with `map` and `map_toolkit` as its values.
+
+    Arguments are those of `across_cameras`, and so is what is raised, but that a query may have no positive.
+    """
+    block = block if block is None else as_number(block, "block")
     queries, items = as_pair(embeddings, gallery)
     of_query = torch.stack([as_labels(labels, queries, "labels"), as_labels(cameras, queries, "cameras")])
     of_item = torch.stack(
@@ -83,14 +117,12 @@ def across_cameras(
         ahead_of = {query: ahead for of_rank in from_all_ranks(ahead_of) for query, ahead in of_rank.items()}
     # Rank of the i-th nearest positive: the negatives at least as near, and the positives up to it.
     ranks = [ahead_of[query] + np.arange(1, len(ahead_of[query]) + 1) for query in range(len(queries))]
-    answered = [one for one in ranks if len(one)]
-    if not answered:
-        raise UserError(f"None of the {len(ranks)} queries has an image of its identity from another camera.")
-    best = np.array([one[0] for one in answered])
-    result = {f"recall@{k}": float((best <= k).mean()) for k in ks}
-    result["map"] = float(np.mean([_precisions(one).mean() for one in answered]))
-    result["map_toolkit"] = float(np.mean([_toolkit_precisions(one).mean() for one in answered]))
-    return result | {"queries": float(len(ranks)), "queries_without_positive": float(len(ranks) - len(answered))}
+    means = {"map": _precisions, "map_toolkit": _toolkit_precisions}
+    return Ranking(
+        np.array([one[0] if len(one) else 0 for one in ranks]),
+        {name: np.array([of(one).mean() if len(one) else 0.0 for one in ranks]) for name, of in means.items()},
+        np.array([len(one) for one in ranks]),
+    )
 
 
 def _precisions(ranks: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A W&B workspace with the panels that compare methods.
+"""A W&B workspace with the panels that compare methods, and a report that has them as a page to write in.
 
 Runs are shown by group: those that differ in their repetition alone are one line with its standard deviation.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import wandb
 
 from dml.errors import UserError
-from dml.evaluation.metric import HEADLINE, METRICS, metric
+from dml.evaluation.metric import HEADLINE, METRICS, RERANKED, metric
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
@@ -57,6 +57,7 @@ def sections() -> list[ws.Section]:
                 course(f"{headline.title} on test classes", test),
                 *(course(f"{one.title} on validation classes", f"validation/{one.name}") for one in tested),
                 bars("The ensemble and its mean learner", test, f"learners/mean/{HEADLINE}"),
+                bars("Plain and re-ranked", test, f"{RERANKED}/{HEADLINE}"),
             ],
         ),
         ws.Section(
@@ -126,32 +127,41 @@ def workspace(project: str, entity: str, name: str) -> ws.Workspace:
     )
 
 
-def definition(made: ws.Workspace) -> dict[str, Any]:
+def report(project: str, entity: str, name: str) -> wr.Report:
+    """The same panels below headings, of the project's runs by group, checked by wandb-workspaces, not sent yet."""
+    blocks: list[Any] = [wr.P("Runs that differ in their repetition alone are one line: mean and standard deviation.")]
+    for section in sections():
+        # A run set that names no project is the report's own, which need not exist yet.
+        runs = wr.Runset(name="Methods", groupby=["group"])
+        blocks += [wr.H2(section.name), wr.PanelGrid(runsets=[runs], panels=list(section.panels))]
+    return wr.Report(project=project, entity=entity, title=name, blocks=blocks, width="fluid")
+
+
+def definitions(of_workspace: ws.Workspace, of_report: wr.Report) -> dict[str, Any]:
     """What is sent to W&B."""
-    content: dict[str, Any] = json.loads(made._to_model().model_dump_json(by_alias=True))
-    return content
+    models = {"workspace": of_workspace._to_model(), "report": of_report._to_model()}
+    return {kind: json.loads(model.model_dump_json(by_alias=True)) for kind, model in models.items()}
 
 
 def send(project: str, entity: str | None, name: str, only_print: bool = False) -> None:
-    """The command: makes the workspace and prints its address; without a key, or where asked, its definition.
+    """The command: makes both and prints their addresses; without a key, or where asked, their definitions.
 
     Args:
         entity: user or team; None: whose key it is.
 
     Raises:
-        UserError: a name that is empty or that W&B does not take, or a service that does not answer.
+        UserError: a service that does not answer, or refuses.
     """
-    for option, value in (("project", project), ("name", name)):
-        if not value.strip():
-            raise UserError(f"--{option} is empty: name one.")
-    if wrong := set(project) & set("/\\#?%:"):
-        raise UserError(f"--project {project} holds {' '.join(sorted(wrong))}, which W&B takes in no project.")
     try:
         if only_print or not wandb.login(prompt=False):
-            print(json.dumps(definition(workspace(project, entity or "entity", name)), indent=1))
+            named = project, entity or "entity", name
+            print(json.dumps(definitions(workspace(*named), report(*named)), indent=1))
             return
-        saved = workspace(project, entity or str(wandb.Api().default_entity), name).save()
+        named = project, entity or str(wandb.Api().default_entity), name
+        urls = workspace(*named).save().url, report(*named).save().url
     except Exception as error:  # of whatever layer of theirs could not reach the service
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"W&B did not take the workspace ({said}): --print shows what would be sent.") from error
-    print(saved.url)
+        raise UserError(
+            f"W&B did not take the workspace or the report ({said}): --print shows what would be sent."
+        ) from error
+    print(*urls, sep="\n")

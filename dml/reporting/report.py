@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import HEADLINE, metric
 from dml.figures import course, embeddings, galleries
 from dml.figures.plot import Plot
@@ -17,9 +18,20 @@ from dml.files import write_atomically
 from dml.reporting.explorer import Explorer, explorer
 from dml.reporting.page import render
 from dml.reporting.retrieved import Retrieved
-from dml.reporting.table import cells, columns, interval, monitor, places, tested_on
+from dml.reporting.table import (
+    RERANKING_SAYS,
+    cells,
+    columns,
+    interval,
+    marked,
+    monitor,
+    places,
+    reranked,
+    some_below,
+    tested_on,
+)
 from dml.runs.about import settings
-from dml.runs.collecting import BELOW_SAYS, below_untrained
+from dml.runs.collecting import BELOW_SAYS
 from dml.runs.provenance import said_of_starts
 
 SHOWN = 12  # worst classes, and pairs of classes, that are not folded away
@@ -68,6 +80,8 @@ def write_report(
         about=_about(folder, config, metrics),
         metrics=metrics,
         result=tables["result"],
+        reranked=tables.get("reranked"),
+        reranking_says=RERANKING_SAYS,
         of_learners=tables.get("learners"),
         classes=tested.classes,
         examples=_examples(tested, shown),
@@ -105,14 +119,23 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
         "tested": tested_on(metrics),
         "monitor": monitor(metrics),
         "interval": ends,
-        "below": BELOW_SAYS if below_untrained(metrics) else "",
+        "below": BELOW_SAYS if some_below(metrics) else "",
     }
 
 
 def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Retrieved) -> dict[str, Table]:
     shown = columns(metrics)
-    result = [[title, *cells(metrics, place, shown)] for title, place in places(metrics).items()]
+    result = [
+        [title, *(marked(metrics, shown) if place == "test" else cells(metrics, place, shown))]
+        for title, place in places(metrics).items()
+    ]
+    ends = ["–".join(interval(metrics, one.name)) for one in shown]
+    if any(ends):
+        result.insert(1, [f"{LEVEL:.0%} interval", *ends])
     found = {"result": Table(["", *(one.title for one in shown)], result)}
+    titles, again = reranked(metrics)
+    if again:
+        found["reranked"] = Table(titles, again)
     known = settings(OmegaConf.create(dict(config)))
     found["settings"] = Table(["setting", "value"], [[title, value] for title, value in known.items()])
     if tested.learners > 1:

@@ -22,7 +22,9 @@ from tabulate import tabulate
 from dml.configuration.identity import label
 from dml.configuration.trainings import declared
 from dml.errors import UserError
-from dml.evaluation.metric import HEADLINE, of_runs
+from dml.evaluation.interval import LEVEL
+from dml.evaluation.metric import GAIN, HEADLINE, of_runs
+from dml.evaluation.metric import declared as known
 from dml.evaluation.metric import metric as declared_metric
 from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
@@ -77,7 +79,7 @@ def write_summary(
     drawn = {
         "cost": summaries.recall_and_cost([_point(group) for group in table]),
         "recall": course.recall_over_steps({group.label: _course(group) for group in table}),
-    } | {f"over_{name}": summaries.over(lines, name, metric) for name, lines in swept.items()}
+    } | {f"over_{name}": summaries.over(lines, name, _titled(metric)) for name, lines in swept.items()}
     pictures = {name: place / f"{name}.png" for name in drawn}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",
@@ -123,6 +125,14 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
     if over is not None and over not in found:
         raise UserError(f"the runs were not swept over numbers of {over}; they were over {', '.join(found) or 'none'}.")
     return {over: found[over]} if over is not None else found
+
+
+def _titled(name: str) -> str:
+    """A metric's title, and where it is measured unless that is the test; its name where it is not declared."""
+    of, (place, _, _) = known(name), name.rpartition("/")
+    if of is None:
+        return name
+    return of.title if place in ("test", "") else f"{of.title} ({place})"
 
 
 def _number(text: str) -> float | None:
@@ -233,6 +243,8 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
     print_in_blocks(list(shown), table_of)
     if any(len(group.runs) > 1 for group in table):
         print("mean±standard deviation (n - 1)")
+    if any(name.startswith(f"{GAIN}/") for name in shown):
+        print(f"gained: by re-ranking; of one run with its {LEVEL:.0%} interval over test classes")
     if _below(table, shown):
         Console().print(BELOW_SAYS, highlight=False)
     if told := [one for one in differ if not one.detail]:

@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The tables at the end of a run."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dml.evaluation.interval import ENDS, LEVEL
-from dml.evaluation.metric import HEADLINE, Metric, declared, metric
+from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
 from dml.runs.collecting import BELOW, BELOW_SAYS, below_untrained
 
-LAST = {"last": "test", "best on test *": "best_on_test"}
-CHOSEN = {"chosen *": "test", "last": "last"}
+LAST = {"last": "test", "best on test*": "best_on_test"}
+CHOSEN = {"chosen*": "test", "last": "last"}
 BESIDE = {"untrained": "untrained", "mean learner": "learners/mean"}
 CAPTIONS = {
     "test": "* chosen by its metrics on the test set: optimistic",
@@ -37,10 +37,40 @@ def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> lis
     return [one.written(metrics.get(f"{place}/{one.name}")) for one in of]
 
 
+def marked(metrics: Mapping[str, float], of: Sequence[Metric]) -> list[str]:
+    """As `cells` of the test, with `BELOW` behind what is below the untrained network's."""
+    written = cells(metrics, "test", of)
+    below = [below_untrained(metrics, f"test/{one.name}") for one in of]
+    return [cell + (BELOW if is_below else "") for cell, is_below in zip(written, below, strict=True)]
+
+
+def some_below(metrics: Mapping[str, float]) -> bool:
+    """Whether some metric of the table is marked so."""
+    return any(cell.endswith(BELOW) for cell in marked(metrics, columns(metrics)))
+
+
 def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
     """Both ends of a metric's interval on the test, as people write it; nothing where there is none."""
     ends = [metrics.get(f"test/{name}{end}") for end in ENDS]
     return [] if None in ends else [metric(name).written(end) for end in ends]
+
+
+RERANKING_SAYS = (
+    f"The same embeddings ranked a second time. In brackets the {LEVEL:.0%} interval of what that gains, of a "
+    "bootstrap over test classes in which both rankings have the same queries; 0 within it: it may be chance."
+)
+
+
+def reranked(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of a table of the plain and the second ranking; no row where the test was ranked once."""
+    rows = []
+    for one in columns(metrics):
+        if f"{RERANKED}/{one.name}" in metrics:
+            name = f"{GAIN}/{one.name}"
+            ends = [metrics[name + end] for end in ENDS if name + end in metrics]
+            gain = one.change(metrics[name], ends) if name in metrics else ""
+            rows.append([one.title, *(cells(metrics, place, [one])[0] for place in ("test", RERANKED)), gain])
+    return ["", "plain", "re-ranked", "gained"], rows
 
 
 def monitor(metrics: Mapping[str, float]) -> str:
@@ -63,20 +93,35 @@ def print_table(metrics: Mapping[str, float]) -> None:
     shown, of = places(metrics), columns(metrics)
     first, *others = shown
     with_interval = any(interval(metrics, one.name) for one in of)
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for title in (first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table(["", first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others])
     for one in of:
         ends = ["–".join(interval(metrics, one.name))] if with_interval else []
-        mark = BELOW if below_untrained(metrics, f"test/{one.name}") else ""
-        value, *beside = (cells(metrics, place, [one])[0] for place in shown.values())
-        table.add_row(one.title, value + mark, *ends, *beside)
+        value, *beside = (_cell(metrics, place, one) for place in shown.values())
+        table.add_row(one.title, value, *ends, *beside)
     console = Console()
-    print(f"\n{tested_on(metrics)}; fractions of 1, of one run")
+    console.print(f"\n{tested_on(metrics)}; fractions of 1, of one run", highlight=False)
     console.print(table)
     if with_interval:
         print("interval: over test classes, of a bootstrap; another seed is not in it")
     print(CAPTIONS[monitor(metrics)])
-    if below_untrained(metrics):
+    if some_below(metrics):
         console.print(BELOW_SAYS, highlight=False)
+    titles, rows = reranked(metrics)
+    if rows:
+        again = _table(titles)
+        for row in rows:
+            again.add_row(*row)
+        console.print(again)
+        console.print(RERANKING_SAYS, highlight=False, markup=False)
+
+
+def _cell(metrics: Mapping[str, float], place: str, of: Metric) -> str:
+    return (marked(metrics, [of]) if place == "test" else cells(metrics, place, [of]))[0]
+
+
+def _table(titles: Sequence[str]) -> Table:
+    """Without rows; the first column has words."""
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", no_wrap=i == 0)  # titles wrap where there is no room
+    return table

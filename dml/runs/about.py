@@ -1,10 +1,13 @@
 """What a run computes, in words that fit a heading or a small table."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dml.configuration.composition import CONF
 from dml.configuration.identity import label
+from dml.files import read_yaml
 
 
 def settings(config: Any) -> dict[str, str]:
@@ -23,6 +26,7 @@ def settings(config: Any) -> dict[str, str]:
         "loss": loss_of(config),
         "miner": component(config.get("miner") or {}),
         "sampler": _with_options(component(config.get("sampler") or {}), config.get("sampler") or {}),
+        "re-ranking": _with_options(component(config.get("rerank") or {}), config.get("rerank") or {}),
         "image size": f"{config.image_size} pixels" if config.get("image_size") else "",
         "optimizer": _with_options(component(config.get("optimizer") or {}), config.get("optimizer") or {}),
         "schedule": _schedule(config.get("scheduler") or {}),
@@ -46,6 +50,22 @@ def loss_of(config: Any) -> str:
     return found
 
 
+def choice_of(group: str, options: Mapping[str, Any]) -> str:
+    """The file of a configuration group that a component is made by, but for its weights; nothing where none is."""
+    for name, known in _choices(group).items():
+        if known["_target_"] == options.get("_target_") and all(options.get(key) == known[key] for key in known):
+            return name
+    return ""
+
+
+@cache
+def _choices(group: str) -> dict[str, dict[str, Any]]:
+    """Of each file what tells it from the others: its component, and which model that is to make."""
+    read = {file.stem: read_yaml(file) for file in sorted((CONF / group).glob("*.yaml"))}
+    told = ("_target_", "model_name", "variant")
+    return {name: {key: content[key] for key in told if key in content} for name, content in read.items()}
+
+
 def _with_options(name: str, options: Mapping[str, Any]) -> str:
     """With its own numbers and words, as `ABE (M 4, lambda_div 0.1)`."""
     told = [
@@ -57,12 +77,13 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _backbone(options: Mapping[str, Any]) -> str:
-    name = str(options.get("name") or component(options))
+    name, model = choice_of("backbone", options), str(options.get("model_name") or component(options))
     weights, train, statistics = (str(options.get(option) or "") for option in ("weights", "train", "batch_norm"))
-    said = ["untrained" if weights in ("", "none") else f"weights {Path(weights).name}"]
+    said = [] if not name or name == model else [model]
+    said += ["untrained" if weights in ("", "none") else f"weights {Path(weights).name}"]
     said += [f"trained {train}"] if train not in ("", "all") else []
     said += [f"batch norm {statistics}"] if statistics not in ("", "batch") else []
-    return f"{name} ({', '.join(said)})"
+    return f"{name or model} ({', '.join(said)})"
 
 
 def _head(options: Mapping[str, Any]) -> str:

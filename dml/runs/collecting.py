@@ -12,7 +12,7 @@ from dml.configuration.identity import configuration, label, repeats
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.evaluation.interval import ENDS
-from dml.evaluation.metric import HEADLINE, metric
+from dml.evaluation.metric import GAIN, HEADLINE, metric
 from dml.files import read_yaml
 from dml.runs.folder import RunFolder
 from dml.runs.reading import read_metrics_json, reading, require
@@ -55,9 +55,15 @@ class Group:
 
     def cell(self, name: str) -> str:
         """`mean±std` of a declared metric; the mean alone of one run, and where all have the same; nothing where it has
-        none. `BELOW` follows what is below the untrained network's."""
+        none. `BELOW` follows what is below the untrained network's. What re-ranking gains has a sign and, of one run,
+        its interval."""
         of, std = metric(name), self.metrics.get(f"{name}/std")
+        if name.startswith(f"{GAIN}/") and name in self.metrics:
+            ends = [self.metrics[name + end] for end in ENDS if name + end in self.metrics]
+            return of.change(self.metrics[name], ends) + ("" if std is None else f"±{of.written(std)}")
         same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size
+        if name.startswith("learners/") and f"learners/1/{HEADLINE}" not in self.metrics:
+            return ""  # a single learner is no mean of any
         mark = BELOW if below_untrained(self.metrics, name) else ""
         return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}") + mark
 

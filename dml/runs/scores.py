@@ -11,7 +11,7 @@ from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.inputs import as_embeddings, as_labels
-from dml.evaluation.metric import metric, of_queries
+from dml.evaluation.metric import metric, of_a_query
 from dml.evaluation.metrics import Ranking
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
@@ -26,7 +26,7 @@ QUERIES, EMBEDDINGS = "queries.npz", "embeddings.npz"
 @dataclass(frozen=True)
 class Queries:
     """Of each query `[Q]`: its file, its class, the rank of its nearest positive (0: it has none), and by name its
-    metrics, those of `dml.evaluation.metric.of_queries` that were declared at the time."""
+    metrics, those of `dml.evaluation.metric.of_a_query` that were declared at the time."""
 
     paths: np.ndarray
     classes: np.ndarray
@@ -79,14 +79,14 @@ def read_queries(folder: Path) -> Queries:
     path = folder / QUERIES
     with reading(path, REPEAT):
         kinds = {"paths": "U", "classes": "U", "best_rank": "iu"}
-        found = read(path, tuple(kinds), tuple(of_queries()))
+        found = read(path, tuple(kinds), tuple(of_a_query()))
         for name, values in found.items():
             kind = kinds.get(name, "f")
             require(values.ndim == 1 and len(values) == len(found["paths"]), f"{name} has shape {list(values.shape)}")
             require(values.dtype.kind in kind, f"{name} holds {values.dtype}")
         require(len(found["paths"]) > 0, "it holds no query")
         require(bool((found["best_rank"] >= 0).all()), "a rank is below 0")
-        by_name = {name: found.pop(name) for name in of_queries() if name in found}
+        by_name = {name: found.pop(name) for name in of_a_query() if name in found}
         for name, values in by_name.items():
             require(bool(np.isfinite(values).all()), f"{name} is not finite")
             if not metric(name).unit:

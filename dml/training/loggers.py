@@ -19,19 +19,21 @@ from tabulate import tabulate
 from dml.configuration.identity import configuration, flat, label
 from dml.configuration.trainings import axes_of
 from dml.evaluation.metric import HEADLINE
-from dml.files import write_atomically
+from dml.files import PREVIOUS, write_atomically
 from dml.process import SWEPT
 from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
+from dml.runs.scores import EMBEDDINGS, QUERIES
 
 log = logging.getLogger("dml")
 
 MOST_LINES = 500  # of a table as TensorBoard's text
 
 SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then lies in the folder, for wandb sync
+SECONDS_OF_FILES = 1800  # to end with checkpoints to be sent
 
 
-def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLogger:
+def wandb_logger(folder: str, project: str, group: str | None = None, artifacts: bool = False) -> WandbLogger:
     """A W&B run whose id lies in the run's folder, so that a resumed run goes on in it.
 
     `WANDB_MODE` says whether it is online; without it, it is online where there is a key and the service answers.
@@ -40,6 +42,7 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
 
     Args:
         folder: of a run, with its `config.yaml`.
+        artifacts: files will be sent at the end, see `log_artifacts`.
     """
     import wandb
 
@@ -47,7 +50,8 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
     os.environ.setdefault("WANDB_DATA_DIR", str(Path(folder).absolute()))  # else tables are staged in the home folder
     id_file = Path(folder) / "wandb_id"
     if first and not id_file.exists():
-        write_atomically(id_file, secrets.token_hex(4))
+        of_agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
+        write_atomically(id_file, of_agent or secrets.token_hex(4))
     mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
     options = _names(Path(folder)) | ({"group": group} if group else {})
 
@@ -62,7 +66,11 @@ def wandb_logger(folder: str, project: str, group: str | None = None) -> WandbLo
             resume="allow" if mode == "online" else None,
             # What tells of the machine and its user is no part of the run, nor is the terminal.
             settings=wandb.Settings(
-                console="off", x_disable_meta=True, host="", init_timeout=SECONDS, finish_timeout=SECONDS
+                console="off",
+                x_disable_meta=True,
+                host="",
+                init_timeout=SECONDS,
+                finish_timeout=SECONDS_OF_FILES if artifacts else SECONDS,
             ),
             **options,
         )
@@ -144,6 +152,36 @@ def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) ->
             elif isinstance(logger, TensorBoardLogger):
                 text = tabulate(table.rows[:MOST_LINES], headers=list(table.columns), tablefmt="github")
                 logger.experiment.add_text(f"report/{name}", text, step)
+
+
+@rank_zero_only
+def log_artifacts(loggers: list[Logger], folder: Path, tables: Mapping[str, Table]) -> None:
+    """What a finished run left, as two artifacts of W&B: `checkpoints-<run id>`, of the type `model`, has `last.ckpt`,
+    the best one and `config.yaml`; `test-<run id>`, of the type `test`, the ranks of each query (`queries.npz`),
+    `metrics.json` and the tables of the run page.
+
+    Args:
+        folder: of the run.
+        tables: by name; none of a run without a page.
+    """
+    import wandb
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            run = logger.experiment
+            kept = wandb.Artifact(f"checkpoints-{run.id}", "model", metadata={"folder": folder.name})
+            for file in sorted((folder / "checkpoints").glob("*.ckpt")):
+                if file.name != PREVIOUS:
+                    kept.add_file(str(file))
+            kept.add_file(str(folder / "config.yaml"))
+            tested = wandb.Artifact(f"test-{run.id}", "test", metadata={"folder": folder.name})
+            for file in (folder / name for name in (QUERIES, EMBEDDINGS, "metrics.json")):
+                if file.exists():
+                    tested.add_file(str(file))
+            for name, table in tables.items():
+                tested.add(wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows]), name)
+            for artifact in (kept, tested):
+                run.log_artifact(artifact)
 
 
 @rank_zero_only

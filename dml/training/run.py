@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import pytorch_lightning as pl
 from omegaconf import DictConfig
+from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from dml.configuration.components import instantiate
+from dml.configuration.components import instantiate, without
+from dml.configuration.options import LOGGER
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
@@ -97,7 +99,7 @@ def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Traine
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Trains from the last checkpoint on, with all loggers. Raises UserError where Lightning refuses an option."""
-    trainer.loggers = [FolderLogger(folder.path), *(instantiate(one) for one in config.logger.values())]
+    trainer.loggers = [FolderLogger(folder.path), *_asked_for(config)]
     for logger in trainer.loggers:
         logger.log_hyperparams(shareable(config))
     try:
@@ -115,6 +117,10 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         raise refused(error) from error
     finally:
         _finish_loggers()
+
+
+def _asked_for(config: DictConfig) -> list[Logger]:
+    return [instantiate(one) for one in without(config.logger, LOGGER).values()]
 
 
 def _finish_loggers() -> None:

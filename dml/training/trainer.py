@@ -1,5 +1,6 @@
 """Lightning's trainer for a run: which of its options there are, how many processes, what the bar shows."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
+from pytorch_lightning.callbacks.progress.tqdm_progress import Tqdm
 from pytorch_lightning.plugins.environments import (
     ClusterEnvironment,
     LightningEnvironment,
@@ -23,6 +25,7 @@ from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
+from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.compiling import compile_steps
 
@@ -141,22 +144,45 @@ def _environment() -> list[ClusterEnvironment]:
     return [LightningEnvironment() if launch.processes() == 1 else SLURMEnvironment(auto_requeue=False)]
 
 
-class Bar(TQDMProgressBar):
-    """Lightning's bar, counting the steps of the run. Steps before a resume do not count for the speed, and neither
-    does the time of evaluations and of the report: `dml.training.callbacks.forecast` says how long those take."""
+class Steps(Tqdm):
+    """Steps of a run. Those before a resume do not count for the speed, and neither does the time of evaluations, whose
+    time to come is in the time left, as far as one took place since the start."""
 
-    _timing: Timing | None = None
-    _before = 0.0
+    timing: Timing | None = None
+    evaluation: Evaluation | None = None
+    before = 0.0  # seconds of training, before this process
+
+    @property
+    def format_dict(self) -> Any:
+        known = super().format_dict
+        passed = self.timing.seconds - self.before if self.timing is not None else 0.0
+        if passed > 0 and self.n > self.initial:
+            known["rate"] = (self.n - self.initial) / passed
+            evaluating = self.evaluation.to_come(self.n) if self.evaluation is not None else 0.0
+            known["remaining"] = self.format_interval((self.total - self.n) / known["rate"] + evaluating)
+        return known
+
+
+class Bar(TQDMProgressBar):
+    """Lightning's bar, counting the steps of the run."""
+
+    def init_train_tqdm(self) -> Steps:
+        """As Lightning's, but for its class."""
+        shown = {"disable": self.is_disabled, "file": sys.stdout, "bar_format": self.BAR_FORMAT}
+        return Steps(leave=True, dynamic_ncols=True, smoothing=0, **shown)
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         super().on_train_start(trainer)
-        bar = self.train_progress_bar
+        bar: Any = self.train_progress_bar
         bar.set_description("training", refresh=False)
         bar.total, bar.initial, bar.n = trainer.max_steps, trainer.global_step, trainer.global_step
         bar.start_t = bar.last_print_t = time.time()
         every: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._timing = next((one for one in every if isinstance(one, Timing)), None)
-        self._before = self._timing.seconds if self._timing else 0.0
+        for one in every:
+            if isinstance(one, Timing):
+                bar.timing, bar.before = one, one.seconds
+            if isinstance(one, Evaluation):
+                bar.evaluation = one
         bar.refresh()
 
     def get_metrics(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
@@ -170,8 +196,6 @@ class Bar(TQDMProgressBar):
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         step = trainer.global_step
         if self.is_enabled and (step % self.refresh_rate == 0 or step == trainer.max_steps):
-            if self._timing is not None:
-                self.train_progress_bar.start_t = time.time() - (self._timing.seconds - self._before)
             self.train_progress_bar.set_postfix(self.get_metrics(trainer, module), refresh=False)
             self.train_progress_bar.update(step - self.train_progress_bar.n)
             self.train_progress_bar.refresh()

@@ -231,6 +231,19 @@ def test_an_unknown_status(made: Callable[[str], Path]) -> None:
         inshop(str(root), strict=False)
 
 
+@pytest.mark.parametrize(("name", "file"), [("cars196", "cars_annos.mat"), ("cars196_devkit", "devkit/cars_meta.mat")])
+def test_cars_are_called_by_their_names_where_the_data_say_them(
+    made: Callable[[str], Path], name: str, file: str
+) -> None:
+    root = made(name)
+    numbers = cars196(str(root), strict=False).class_names
+    names = [f"Make {number} Coupé" for number in range(1, 197)]
+    content = {"annotations": loadmat(root / file)["annotations"]} if (root / file).exists() else {}
+    for said, expected in ((names[:100], numbers), (names, [f"Make {number} Coupé" for number in numbers])):
+        savemat(root / file, content | {"class_names": np.array([said], dtype=object)})
+        assert cars196(str(root), strict=False).class_names == expected
+
+
 def test_a_name_that_is_none_of_market(made: Callable[[str], Path]) -> None:
     root = made("market1501")
     picture(root / "query" / "holiday.jpg", 0, 0)

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dml.data.fingerprint import fingerprint
 from dml.data.folder import folder
 from dml.errors import UserError
+from dml.evaluation.protocol import AcrossCameras
 
 
 def picture(path: Path, colour: tuple[int, int, int] = (200, 30, 60), mode: str = "RGB") -> None:
@@ -109,36 +111,97 @@ def test_the_first_share_of_the_classes_trains(tree: Path, fraction: float, trai
 def test_a_csv_gives_roles(tree: Path, tmp_path: Path) -> None:
     split = tmp_path / "split.csv"
     # a byte order mark, as spreadsheets write it; the umlaut decomposed, as some file systems have it
-    split.write_text("\ufeffrole,class\ntest,a a\u0308\ntrain,d\ntest,b\ntrain,c\n", encoding="utf-8")
-    records = folder(str(tree), split_csv=str(split))
+    split.write_text("\ufeffsplit,label\ntest,a a\u0308\ntrain,d\ntest,b\ntrain,c\n", encoding="utf-8")
+    records = folder(str(tree), csv=str(split))
     assert records.roles.tolist() == ["test", "test", "test", "train", "train"]
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("name,role\na ä,train\n", "columns name, role: its first line must be class,role"),
+        ("name,split\na ä,train\n", "columns name, split: its first line has to be path,label"),
         ("", "columns none"),
-        ("class,role\na ä,train\nb,val\n", "class 'b' the role 'val'"),
-        ("class,role\na ä\n", "class 'a ä' the role None"),
-        ("class,role\na ä,train\nb,test\nb,train\n", "class 'b' more than once"),
-        ("class,role\na ä,train\nx,test\n", "class 'x', which is no folder"),
-        ("class,role\na ä,train\nb,test\n", r"no line for class 'c' \(2 such\)"),
-        ("class,role\na ä,train\nb,train\nc,train\nd,train\n", "every class on one side"),
+        ("label,split\n", "lists nothing"),
+        ("label,split,camera\na ä,train,1\n", "without a path its lines are classes, label,split"),
+        ("label,split,split\na ä,train,test\n", "columns label, split, split"),
+        ("label,split\na ä,train\nb,val\n", "line 3 of .* gives 'b' the split 'val': use one of train, test"),
+        ("label,split\na ä,train\nb,query\n", "line 3 of .* gives 'b' the split 'query': use one of train, test"),
+        ("label,split\na ä\n", "line 2 of .* has 1 fields, and there are 2 columns"),
+        ("label,split\n\n,train\n", "line 3 of .* has no label"),
+        ("label,split\na ä,train\nb,test\nb,train\n", "line 4 of .* has class 'b' again, which line 3 has"),
+        ("label,split\na ä,train\nx,test\n", "line 3 of .* has class 'x', which is no folder"),
+        ("label,split\na ä,train\nb,test\n", r"no line for class 'c' \(2 such\)"),
+        ("label,split\na ä,train\nb,train\nc,train\nd,train\n", "everything on one side"),
+        ('label,split\n"a ä,train\n', "cannot be read as a CSV file"),
+        (
+            "path,label\nb/2.jpg,b\nb/3.jpg,b\nb/4.jpg,c\n",
+            r"line 3 of .* names .*b/3.jpg, which is not there \(2 such\)",
+        ),
+        ("path,label\nb/2.jpg,b\n,b\n", "line 3 of .* has no path"),
+        ("path,label\nb/2.jpg,b\nb/../b/2.jpg,c\n", r"line 3 of .* has b/../b/2.jpg again, which line 2 has"),
+        ("path,label,camera\nb/2.jpg,b,x\n", "line 2 of .* has 'x' as camera"),
+        ("path,label,camera\nb/2.jpg,b,\n", "line 2 of .* has '' as camera"),
+        ("path,label,box\nb/2.jpg,b,1 2 3\n", "line 2 of .* has '1 2 3' as box"),
+        (
+            "path,label,box\nb/2.jpg,b,3 0 1 2\n",
+            "line 2 of .* has '3 0 1 2' as box, which is not left upper right lower",
+        ),
+        ("path,label,box\nb/2.jpg,b,0 0 nan 2\n", "line 2 of .* has '0 0 nan 2' as box"),
+        ("path,label,split\nb/2.jpg,b,train\nc/é.webp,c,\n", "line 3 of .* gives 'c' the split ''"),
+        ("path,label,split\nb/2.jpg,b,train\nc/é.webp,c,query\n", "only one of query and gallery"),
+        ("path,label,split\nb/2.jpg,b,train\nb/10.JPG,b,test\n", "class 'b' .* is both in training and in evaluation"),
     ],
 )
 def test_a_csv_that_does_not_fit_is_told(tree: Path, tmp_path: Path, text: str, sentence: str) -> None:
     (tmp_path / "split.csv").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=sentence):
-        folder(str(tree), split_csv=str(tmp_path / "split.csv"))
+        folder(str(tree), csv=str(tmp_path / "split.csv"))
+
+
+def test_a_csv_lists_images(tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    lines = [
+        f"{tree / 'b/2.jpg'},x,train,1,",
+        "b/10.JPG,x,train,2,1 1 5 3",
+        "c/é.webp,y,query,0,",
+        "d/z.bmp,y,gallery,1,",
+    ]
+    file.write_text("\n".join(["path,label,split,camera,box", *lines, '"a ä/x y.PNG",a\u0308,gallery,12,"0,0,2.0,1"']))
+    records = folder(str(tree), name="mine", csv=str(file))
+    assert [Path(path).relative_to(tree).as_posix() for path in records.paths][:2] == ["b/2.jpg", "b/10.JPG"]
+    assert [records.class_names[label] for label in records.labels] == ["x", "x", "y", "y", "ä"]
+    assert records.roles.tolist() == ["train", "train", "query", "gallery", "gallery"]
+    assert records.cameras is not None
+    assert records.cameras.tolist() == [1, 2, 0, 1, 12]
+    assert [records.open_image(row).size for row in range(5)] == [(6, 4), (4, 2), (6, 4), (6, 4), (2, 1)]
+    assert records.subset(np.array([1, 0])).open_image(0).size == (4, 2)
+    split = AcrossCameras().split(records)
+    assert split.query.tolist() == [2]
+
+
+def test_without_a_split_the_first_classes_by_name_train(tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    file.write_text("label,path\nz,b/2.jpg\nm,c/é.webp\na,d/z.bmp\nz,b/10.JPG\n")
+    records = folder(str(tree), csv=str(file), train_fraction=0.34)
+    assert records.roles.tolist() == ["test", "test", "train", "test"]
+
+
+def test_another_box_is_another_picture_for_caches_and_resumption(tree: Path, tmp_path: Path) -> None:
+    found = []
+    for box in ("", "0 0 3 3", "0 0 3 4"):
+        (tmp_path / "images.csv").write_text(f"path,label,box\nb/2.jpg,b,{box}\nc/é.webp,c,\n")
+        records = folder(str(tree), csv=str(tmp_path / "images.csv"))
+        found.append((tuple(records.stamps(np.arange(2))), fingerprint(records)["digest"]))
+        assert records.subset(np.array([1])).boxes is not None
+    assert len({stamps for stamps, _ in found}) == len({digest for _, digest in found}) == 3
 
 
 def test_a_csv_that_cannot_be_read_is_told(tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"split_csv .*none\.csv cannot be read"):
-        folder(str(tree), split_csv=str(tmp_path / "none.csv"))
-    (tmp_path / "old.csv").write_bytes("class,role\na ä,train\n".encode("latin-1"))
-    with pytest.raises(UserError, match="as UTF-8"):
-        folder(str(tree), split_csv=str(tmp_path / "old.csv"))
+    with pytest.raises(UserError, match=r"csv .*none\.csv cannot be read"):
+        folder(str(tree), csv=str(tmp_path / "none.csv"))
+    (tmp_path / "old.csv").write_bytes("label,split\na ä,train\n".encode("latin-1"))
+    with pytest.raises(UserError, match="in UTF-8"):
+        folder(str(tree), csv=str(tmp_path / "old.csv"))
 
 
 def test_trees_that_are_none(tree: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ Configure = Callable[..., DictConfig]
 
 
 def test_names_titles_and_directions() -> None:
-    assert (metric("test/recall@4").title, metric("recall@4").short) == ("Recall@4", "R@4")
+    assert metric("test/recall@4").title == metric("recall@4").title == "Recall@4"
     assert metric("learners/mean/map@r").title == metric("mlrc/separated/map@r/mean").title == "MAP@R"
     assert metric("model/flops").written(7459838976) == "7,459,838,976"
     assert metric("model/flops").better(1, than=2)
@@ -82,6 +82,16 @@ def test_a_new_metric_stands_in_every_table(one_more: str, tmp_path: Path) -> No
     assert list(paired([tmp_path / "a"], [tmp_path / "b"]).values) == ["recall@1", "map@r"]  # of before it was declared
 
 
+def test_what_is_below_the_untrained_network_is_marked_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of whatever metric: here the headline is not."""
+    metrics = {"test/recall@1": 0.5, "untrained/recall@1": 0.4, "test/map@r": 0.1, "untrained/map@r": 0.2}
+    print_table(metrics | {"data/test/images": 9, "data/test/classes": 3})
+    said = capsys.readouterr().out
+    assert "0.1000 ↓" in said
+    assert "0.5000 ↓" not in said
+    assert "↓ below the untrained network" in said
+
+
 def test_what_is_not_declared_is_told() -> None:
     with pytest.raises(KeyError, match="surprise is declared nowhere"):
         score(embedded(), None, lambda queries, gallery: {"recall@1": 1.0, "surprise": 0.0}, final=False)
@@ -101,7 +111,17 @@ def test_twelve_metrics_have_room_in_80_columns(
     for name in names:
         assert f"{metrics[f'test/{name}']:.4f}" in said
         assert metric(name).title in said
-    assert said.count("best on test *") == 1  # one table
+    assert said.count("best on test*") == 1  # one table
+    for place in ("untrained", "learners/mean", "learners/1"):  # all columns that there can be
+        metrics |= {f"{place}/{name}": 0.9876 for name in names}
+    metrics |= {f"test/{name}/{end}": 0.5 for name in ("recall@1", "map") for end in ("low", "high")}
+    metrics |= {f"data/{part}/{what}": 1234 for part in ("query", "gallery") for what in ("images", "classes")}
+    print_table(metrics)
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "…" not in said
+    assert said.count("0.5000–0.5000") == 2
+    assert said.count("0.9876") == 2 * len(names)
 
 
 @pytest.mark.parametrize(

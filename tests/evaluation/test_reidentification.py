@@ -1,6 +1,7 @@
 """Re-identification against a literal loop over queries and ranked images."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from omegaconf import DictConfig
 from PIL import Image
 from torch.nn import functional as F
 
+from dml.analysis.comparison import paired
 from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
@@ -172,6 +174,10 @@ def test_the_protocol_hands_the_cameras_of_the_rows_over() -> None:
         ks=(1,),
     )
     assert {f"test/{name}": value for name, value in direct.items()}.items() <= figures.items()
+    ranking = protocol.ranking(split, table)
+    found = ranking.positives > 0
+    assert (ranking.best_rank[found] == 1).mean() == direct["recall@1"]
+    assert ranking.values["map"][found].mean() == pytest.approx(direct["map"])
     assert records.subset(np.array([0, 2, 4])).cameras.tolist() == [9, 0, 1]
 
 
@@ -197,7 +203,7 @@ def two_cameras(**_: object) -> Records:
 
 
 @pytest.mark.parametrize("protocol", ["market1501", "vehicleid"])
-def test_a_run_under_the_protocol(configure: Callable[..., DictConfig], protocol: str) -> None:
+def test_a_run_under_the_protocol(configure: Callable[..., DictConfig], tmp_path: Path, protocol: str) -> None:
     data = ["~dataset.classes", "~dataset.images_per_class", "~dataset.size", "~dataset.seed"]
     data += [f"dataset._target_={__name__}.two_cameras"]
     options = [*TINY, *data, "method=dces", "method.K=2", f"protocol={protocol}", "trainer.max_steps=4"]
@@ -206,3 +212,7 @@ def test_a_run_under_the_protocol(configure: Callable[..., DictConfig], protocol
     assert metrics.get("data/query/images") == (16 if protocol == "market1501" else None)
     assert metrics["test/queries"] == (16 if protocol == "market1501" else 40)
     assert ("test/map_toolkit" in metrics) == (protocol == "market1501")
+    if protocol == "market1501":
+        for name in ("recall@1", "map"):
+            assert metrics[f"test/{name}/low"] <= metrics[f"test/{name}"] <= metrics[f"test/{name}/high"]
+        assert list(paired([tmp_path / "run"], [tmp_path / "run"]).values) == ["recall@1", "map"]

@@ -1,5 +1,7 @@
 """Embeddings in two dimensions."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,26 @@ def test_principal_components_are_scikit_learn_s() -> None:
     for own, other in zip(flat.T, expected.T, strict=True):
         assert np.abs(own) == pytest.approx(np.abs(other), abs=1e-9)
     assert share == pytest.approx(theirs.explained_variance_ratio_.sum())
+
+
+@pytest.mark.skipif(find_spec("umap") is None, reason="umap-learn is not installed: pip install 'dml[maps]'")
+def test_umap_keeps_neighbours_that_two_components_lose() -> None:
+    """Eight classes around as many orthogonal directions, of which two components show two."""
+    labels = np.arange(160) % 8
+    noise = torch.randn(160, 16, generator=torch.Generator().manual_seed(0))
+    points = torch.eye(8, 16)[labels] + 0.05 * noise
+    found = projections(points)
+    pca, umap = found.values()
+    assert list(found)[1] == "UMAP"
+    assert umap.shape == (160, 2)
+    assert (umap.min(), umap.max()) == (0, pytest.approx(1))
+    kept = []
+    for flat in (pca, umap):
+        distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+        np.fill_diagonal(distances, np.inf)
+        kept.append((labels[distances.argmin(1)] == labels).mean())
+    assert kept[1] == 1 > kept[0]
+    assert np.array_equal(projections(points)["UMAP"], umap)  # the same again
 
 
 def test_they_lie_within_the_map() -> None:

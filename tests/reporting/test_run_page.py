@@ -116,6 +116,12 @@ def test_the_page_says_what_is_asked_of_it(tmp_path: Path, config: DictConfig) -
     assert data["classes"][0] == f"class 0 {EVIL}"
     assert list(tables) == ["result", "settings", "learners", "classes", "confusions"]
     assert tables["learners"].columns[-1] == "it adds"
+    (ends,) = [row for row in tables["result"].rows if row[0] == "95% interval"]
+    of = dict(zip(tables["result"].columns, ends, strict=True))
+    assert of["Recall@2"] == ""
+    for name in ("Recall@1", "MAP@R"):
+        assert re.fullmatch(r"[01]\.\d{4}–[01]\.\d{4}", of[name])
+        assert f"<td>{of[name]}</td>" in text
 
 
 @pytest.fixture
@@ -192,6 +198,10 @@ def test_a_reader_clicks_through_the_page(tmp_path: Path, config: DictConfig, br
     for width in (375, 1280):
         of_width(browser, width)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        widths = "return [...document.querySelectorAll('.scroll > img')].map(image => image.clientWidth)"
+        shown = browser.execute_script(widths)
+        assert min(shown) > 300
+        assert set(shown) == {608} if width == 375 else max(shown) <= 960  # its words are read; it scrolls
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 

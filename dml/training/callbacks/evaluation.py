@@ -57,6 +57,10 @@ class Evaluation(Callback):
         if self.course.evaluates(trainer.global_step):
             self.latest = self.evaluate(trainer, self.parts.split.monitor)
 
+    def to_come(self, step: int) -> float:
+        """Seconds that those after a step will take, as the last one did; 0 where there was none yet."""
+        return self.course.evaluations_after(step) * (self.seconds or 0.0)
+
     def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
         """The method as it is now on one part of the split, logged."""
         began = time.perf_counter()

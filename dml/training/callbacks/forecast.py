@@ -42,7 +42,7 @@ class Forecast(Callback):
                 self.evaluation.seconds,
             )
             if trainer.is_global_zero:
-                tqdm.write(f"{said}; memory so far {_memory(trainer.strategy.root_device)}", file=sys.stderr)
+                tqdm.write(f"{said}. {_memory(trainer.strategy.root_device)}", file=sys.stderr)
 
     def _seconds(self, trainer: pl.Trainer) -> float:
         device = trainer.strategy.root_device
@@ -76,9 +76,10 @@ def duration(seconds: float) -> str:
 
 
 def _memory(device: torch.device) -> str:
-    """The peak of this process, and on its GPU."""
+    """A sentence of what this process and its GPU need: what they took so far, as nobody knows what the last evaluation
+    and the report will add."""
     of_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    said = f"{of_host / 1e9:.1f} GB"
+    said = f"It takes at least {of_host / 1e9:.1f} GB of memory in each process"
     if device.type == "cuda":
-        said += f", and {torch.cuda.max_memory_allocated(device) / 1e9:.1f} GB of the GPU's"
-    return said
+        said += f" and at least {torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB of a GPU's"
+    return f"{said}, its peak so far; the report may add to it."

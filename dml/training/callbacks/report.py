@@ -16,7 +16,7 @@ from dml.evaluation.splits import EvaluatedPart
 from dml.figures.plot import Plot
 from dml.files import load_checkpoint
 from dml.methods.base import Method
-from dml.reporting.report import write_report
+from dml.reporting.report import Table, write_report
 from dml.reporting.retrieved import Retrieved
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
@@ -27,7 +27,7 @@ from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.callbacks.users import evaluated_weights
-from dml.training.loggers import log_outcome, log_plots, log_tables
+from dml.training.loggers import log_artifacts, log_outcome, log_plots, log_tables
 
 IMAGES = 4  # of the test, in the method's own pictures
 
@@ -47,6 +47,7 @@ class Report(Callback):
     ) -> None:
         self.course, self.evaluation, self.best, self.timing = course, evaluation, best, timing
         self.folder, self.parts = folder, parts
+        self.tables: dict[str, Table] | None = None  # of the page; None: nothing was reported yet
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -59,6 +60,12 @@ class Report(Callback):
                 self._write(trainer, *self.evaluation.latest)
             else:
                 self._test_the_best(trainer)
+
+    def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Behind the last checkpoint."""
+        assert isinstance(self.course.config, dict)
+        if self.tables is not None and self.course.config["logger"].get("artifacts"):
+            log_artifacts(trainer.loggers, self.folder.path, self.tables)
 
     def _test_the_best(self, trainer: pl.Trainer) -> None:
         """Tests and reports the checkpoint that was the best, and leaves the method as it was."""
@@ -86,13 +93,14 @@ class Report(Callback):
         metrics = self._metrics(trainer, scores)
         log = read_metrics(self.folder.path / "metrics.jsonl")
         assert isinstance(self.course.config, dict)
+        self.tables = {}
         if self.course.config["report"]:
             plots = plots_of(trainer, parts.data, log)
             about = {str(name): value for name, value in self.course.config.items()}
             tested = Retrieved(embedded, parts.records, parts.split, parts.protocol, ranking)
-            pictures, tables = write_report(self.folder.path, about, metrics, tested, log, plots)
+            pictures, self.tables = write_report(self.folder.path, about, metrics, tested, log, plots)
             log_plots(trainer.loggers, pictures, self.course.last_step)
-            log_tables(trainer.loggers, tables, self.course.last_step)
+            log_tables(trainer.loggers, self.tables, self.course.last_step)
         log_outcome(trainer.loggers, metrics)
         write_scores(self.folder.path, parts.records, parts.split, parts.protocol, embedded, ranking)
         self.folder.write_metrics(metrics)

@@ -1,0 +1,205 @@
+"""A CSV file in place of, or beside, a tree of folders: a line an image, or a line a class.
+
+Columns are `path`, `label`, `split`, `camera` and `box`, in any order, named in the first line. With `path` a line is
+an image; without it, a class of the tree. What is wrong with a line is told by its number.
+"""
+
+import csv
+import math
+import os
+import unicodedata
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from PIL import Image
+
+from dml.data.images import decode
+from dml.data.paths import Paths
+from dml.data.records import ROLES, Records, Unreadable
+from dml.errors import UserError
+
+COLUMNS = ("path", "label", "split", "camera", "box")
+
+
+class Row(NamedTuple):
+    """A line of the file: its number, and what it says under each column."""
+
+    number: int
+    said: dict[str, str]
+
+
+class Listing:
+    """What a file lists.
+
+    Args:
+        path: of the file, UTF-8.
+
+    Raises:
+        UserError: it cannot be read, its first line names no `label` or what is none of `COLUMNS`, it lists nothing,
+            or a line has too few or too many fields, or no label.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets write a byte order mark
+                reader = csv.reader(file, strict=True)
+                self.columns = [name.strip() for name in next(reader, [])]
+                self._check_columns()
+                self.rows = [self._row(reader.line_num, fields) for fields in reader if fields]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"dataset.csv {path} cannot be read as a CSV file in UTF-8: {error}.") from error
+        if not self.rows:
+            raise UserError(f"{path} lists nothing.")
+
+    def _check_columns(self) -> None:
+        names, wrong = ", ".join(self.columns) or "none", set(self.columns) - set(COLUMNS)
+        if wrong or "label" not in self.columns or len(set(self.columns)) < len(self.columns):
+            raise UserError(
+                f"{self.path} has the columns {names}: its first line has to be path,label and as wanted split, camera "
+                "and box, a line an image; or label,split, a line a class."
+            )
+        if "path" not in self.columns and set(self.columns) != {"label", "split"}:
+            raise UserError(f"{self.path} has the columns {names}: without a path its lines are classes, label,split.")
+
+    def _row(self, number: int, fields: Sequence[str]) -> Row:
+        if len(fields) != len(self.columns):
+            self.tell(number, f"has {len(fields)} fields, and there are {len(self.columns)} columns")
+        said = dict(zip(self.columns, fields, strict=True))
+        said["label"] = unicodedata.normalize("NFC", said["label"])  # as names of folders
+        if not said["label"]:
+            self.tell(number, "has no label")
+        return Row(number, said)
+
+    def tell(self, number: int, what: str) -> NoReturn:
+        """Raises UserError of a line."""
+        raise UserError(f"line {number} of {self.path} {what}.")
+
+    def roles(self, allowed: Sequence[str] = ROLES) -> list[str]:
+        """Of each row its split.
+
+        Raises:
+            UserError: another word than the allowed ones, or a file in which all have one side.
+        """
+        for number, said in self.rows:
+            if said["split"] not in allowed:
+                words = ", ".join(allowed)
+                self.tell(number, f"gives {said['label']!r} the split {said['split']!r}: use one of {words}")
+        roles = [said["split"] for _, said in self.rows]
+        if "train" not in roles or set(roles) == {"train"}:
+            raise UserError(f"{self.path} puts everything on one side: some lines need the split train, others test.")
+        return roles
+
+
+def roles_of_classes(listing: Listing, names: Sequence[str], root: Path) -> list[str]:
+    """Of each class of a tree its role, of a file with a line a class.
+
+    Raises:
+        UserError: a class twice, one that is no folder, or one without a line.
+    """
+    roles, lines = listing.roles(("train", "test")), dict[str, int]()
+    for number, said in listing.rows:
+        label = said["label"]
+        if label in lines:
+            listing.tell(number, f"has class {label!r} again, which line {lines[label]} has: keep one")
+        if label not in names:
+            listing.tell(number, f"has class {label!r}, which is no folder in {root}: correct the name or remove it")
+        lines[label] = number
+    if missing := [name for name in names if name not in lines]:
+        raise UserError(
+            f"{listing.path} has no line for class {missing[0]!r} ({len(missing)} such): give each class a split."
+        )
+    of = dict(zip(lines, roles, strict=True))
+    return [of[name] for name in names]
+
+
+def listed_images(
+    listing: Listing, root: Path, name: str, roles_of: Callable[[list[str]], list[str]], unreadable: Unreadable = "stop"
+) -> Records:
+    """The images of a file with a line an image, in its order; classes in the order of their names.
+
+    Args:
+        root: that paths are relative to.
+        name: the dataset's.
+        roles_of: names of classes -> role of each, where the file has no split.
+        unreadable: see `Records`.
+
+    Raises:
+        UserError: an image that is not there or listed twice, a camera that is no whole number, a box that is none.
+    """
+    files, cameras, boxes = _files(listing, root), _cameras(listing), _boxes(listing)
+    names = sorted({said["label"] for _, said in listing.rows})
+    number = {label: i for i, label in enumerate(names)}
+    labels = np.array([number[said["label"]] for _, said in listing.rows], dtype=np.int64)
+    roles = np.array(listing.roles()) if "split" in listing.columns else np.array(roles_of(names))[labels]
+    paths = Paths.of(files)
+
+    def open_image(row: int) -> Image.Image:
+        if boxes is None or np.isnan(boxes[row]).any():
+            return decode(paths[row])
+        left, upper, right, lower = boxes[row].tolist()
+        return decode(paths[row], (left, upper, right, lower))
+
+    return Records(
+        name=name,
+        paths=paths,
+        labels=labels,
+        roles=roles,
+        class_names=names,
+        open_image=open_image,
+        unreadable=unreadable,
+        cameras=cameras,
+        boxes=boxes,
+    )
+
+
+def _files(listing: Listing, root: Path) -> list[str]:
+    lines: dict[str, int] = {}
+    missing = []
+    for number, said in listing.rows:
+        if not said["path"]:
+            listing.tell(number, "has no path")
+        file = os.path.normpath(os.path.join(root, said["path"]))
+        if file in lines:
+            listing.tell(
+                number,
+                f"has {said['path']} again, which line {lines[file]} has: of several objects in a photograph make "
+                "files of their own",
+            )
+        lines[file] = number
+        if not os.path.isfile(file):
+            missing.append((number, file))
+    if missing:
+        number, file = missing[0]
+        listing.tell(number, f"names {file}, which is not there ({len(missing)} such): paths begin at dataset.root")
+    return list(lines)
+
+
+def _cameras(listing: Listing) -> np.ndarray | None:
+    """`[N]` int64; None where the file has none."""
+    if "camera" not in listing.columns:
+        return None
+    for number, said in listing.rows:
+        if not said["camera"].isdecimal() or len(said["camera"]) > 9:
+            listing.tell(number, f"has {said['camera']!r} as camera, which is no whole number")
+    return np.array([int(said["camera"]) for _, said in listing.rows], dtype=np.int64)
+
+
+def _boxes(listing: Listing) -> np.ndarray | None:
+    """`[N,4]` float64, NaN where a line leaves it empty; None where the file has none."""
+    if "box" not in listing.columns:
+        return None
+    found = np.full((len(listing.rows), 4), np.nan)
+    for at, (number, said) in enumerate(listing.rows):
+        words = said["box"].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            left, upper, right, lower = found[at] = [float(word) for word in words]
+        except ValueError:
+            left = upper = right = lower = math.nan
+        if not (0 <= left < right < math.inf and 0 <= upper < lower < math.inf):
+            listing.tell(number, f"has {said['box']!r} as box, which is not left upper right lower, in pixels")
+    return found
