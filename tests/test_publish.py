@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 import dml
 from dml.configuration.composition import composed
 from dml.errors import Unfaithful, UserError
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.reidentification import rank_across_cameras
 from dml.evaluation.rounding import rank_bounds
 from dml.hub import folder_of, parted, upload
 from dml.inference.embedding import embed_images
 from dml.inference.publish import publish
-from dml.inference.verify import command, verify
+from dml.inference.verify import command, junk, verify
 from dml.reporting.summary import write_summary
 from dml.training.run import run as train
 from tests.conftest import TINY
@@ -225,6 +227,35 @@ def test_ranks_that_rounding_explains() -> None:
         assert (int(low[query]), int(high[query])) == (best, worst)
     apart = rank_bounds(points, labels, tolerance, gallery=points[:8], gallery_labels=labels[:8])
     assert apart[0][8:].max() == 0  # no positive there
+
+
+def test_ranks_across_cameras() -> None:
+    """Without a tolerance they are those of the protocol."""
+    draw = torch.Generator().manual_seed(1)
+    points = torch.nn.functional.normalize(torch.randn(60, 4, generator=draw), dim=1)
+    labels, cameras = torch.randint(-1, 6, (60,), generator=draw), torch.randint(0, 3, (60,), generator=draw)
+    labels[:20] = labels[:20].clamp(min=0)
+    rows = torch.arange(60)
+    parts = [Embedded(points[at, None], labels[at], rows[at]) for at in (rows[:20], rows[20:])]
+    query, gallery = parts
+    expected = rank_across_cameras(
+        points[:20],
+        labels[:20],
+        cameras[:20],
+        gallery=points[20:],
+        gallery_labels=labels[20:],
+        gallery_cameras=cameras[20:],
+    ).best_rank
+    low, high = rank_bounds(
+        points[:20],
+        labels[:20],
+        0.0,
+        gallery=points[20:],
+        gallery_labels=labels[20:],
+        left_out=junk(cameras.numpy(), query, gallery),
+    )
+    assert low.tolist() == high.tolist() == expected.tolist()
+    assert expected.max() > 1
 
 
 def test_licences_are_not_made_up(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 Q queries, M items of the gallery, D width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ def rank_bounds(
     *,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
+    left_out: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The smallest and the largest rank of each query's nearest positive if every cosine may be off by a tolerance.
 
@@ -25,6 +28,7 @@ def rank_bounds(
         tolerance: of a cosine; the difference of two may be off by twice as much.
         gallery: `[M,D]` of unit norm; None: the queries, each without itself.
         gallery_labels: `[M]`, with `gallery`.
+        left_out: rows `[b]` of the queries -> `[b,M]`, which items are taken out of their rankings.
 
     Returns:
         `[Q]` int64 each, from 1; 0 of a query that has no positive.
@@ -38,6 +42,8 @@ def rank_bounds(
         if gallery is None:
             cosines[rows - start, rows] = -torch.inf
         same = labels[rows, None] == classes
+        if left_out is not None:
+            cosines[left_out(rows)] = -torch.inf
         best = cosines.masked_fill(~same, -torch.inf).amax(1, keepdim=True)
         others = cosines.masked_fill(same, -torch.inf)
         ranks = torch.stack([(others > best + 2 * tolerance).sum(1), (others >= best - 2 * tolerance).sum(1)]) + 1

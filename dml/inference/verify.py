@@ -1,7 +1,7 @@
 """Whether a published embedding is what its card says: the test set is embedded again, and every rank compared."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,6 +195,7 @@ def _again(
             HALF if half else COSINE,
             gallery=None if gallery is None else _unit(gallery),
             gallery_labels=None if gallery is None else gallery.labels,
+            left_out=None if split.cameras is None or gallery is None else junk(split.cameras, query, gallery),
         )
         wrong = (queries.best_rank < low.cpu().numpy()) | (queries.best_rank > high.cpu().numpy())
         moved = int((queries.best_rank != ranking.best_rank).sum())
@@ -229,6 +230,21 @@ def _summary(moved: int, queries: Queries | None, apart: float, count: int, devi
             f"{HALF if half else COSINE:g} make it: another processor or batch rounds so; "
         )
     return f"{ranks}{count} figures were compared, the largest difference is {apart:.2g} (on {device})."
+
+
+def junk(cameras: np.ndarray, query: Embedded, gallery: Embedded) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What `dml.evaluation.reidentification` takes out of rankings: rows `[b]` of the queries -> `[b,M]`.
+
+    Args:
+        cameras: `[N]`, of the records.
+    """
+    of_all = torch.as_tensor(cameras, device=query.rows.device)
+
+    def left_out(rows: torch.Tensor) -> torch.Tensor:
+        same = query.labels[rows, None] == gallery.labels
+        return (same & (of_all[query.rows[rows], None] == of_all[gallery.rows])) | (gallery.labels < 0)
+
+    return left_out
 
 
 def _unit(embedded: Embedded) -> torch.Tensor:
