@@ -14,8 +14,9 @@ from dml.configuration.composition import CONF, composed
 from dml.errors import UserError
 from dml.experiment import main
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
+from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement
-from dml.papers.page import comparison, markdown, settings, write_page
+from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import commands, finished

@@ -15,8 +15,8 @@ from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
 from dml.files import atomic_path, write_atomically
 from dml.papers.catalogue import read_experiment
+from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
-from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
 from dml.runs.provenance import commit, hardware, said_of_starts
 from dml.training.build import build_method
