@@ -162,7 +162,11 @@ def _comment(key: yaml.Node, value: yaml.Node, lines: list[str]) -> str:
     above: list[str] = []
     for line in reversed(lines[: key.start_mark.line]):
         text = line.strip()
-        if not text.startswith("#") or len(line) - len(line.lstrip()) != key.start_mark.column or not key.start_mark.column:
+        if (
+            not text.startswith("#")
+            or len(line) - len(line.lstrip()) != key.start_mark.column
+            or not key.start_mark.column
+        ):
             break
         above.insert(0, text.lstrip("# "))
     return "; ".join(above)
@@ -283,7 +287,9 @@ def _prose(about: list[str]) -> Iterator[str]:
 
 def _cells(option: Option) -> tuple[str, ...]:
     default = f"`{option.default}`" if option.default else "empty"
-    return tuple(cell.replace("|", "\\|") for cell in (f"`{option.name}`", default, option.values, _plain(option.meaning)))
+    return tuple(
+        cell.replace("|", "\\|") for cell in (f"`{option.name}`", default, option.values, _plain(option.meaning))
+    )
 
 
 def _plain(text: str) -> str:

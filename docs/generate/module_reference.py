@@ -50,5 +50,7 @@ def page(name: str) -> str:
 
 def _module(name: str, heading: str) -> str:
     level = heading.index(" ") + 1
-    options = f"    options:\n      heading_level: {level}\n      show_root_heading: false\n      show_root_toc_entry: false"
+    options = (
+        f"    options:\n      heading_level: {level}\n      show_root_heading: false\n      show_root_toc_entry: false"
+    )
     return f"{heading}\n\n::: {name}\n{options}"
