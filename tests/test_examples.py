@@ -140,7 +140,7 @@ def test_the_protocol_parts_classes(tmp_path: Path) -> None:
 
 
 def test_the_protocol_says_what_is_too_little(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"protocol\.kept=0\.05 leaves 1 of 12 training classes"):
+    with pytest.raises(UserError, match=r"protocol\.kept=0\.05 leaves 1 of 12 classes"):
         trained(tmp_path, "protocol=fewer", "protocol.kept=0.05")
 
 

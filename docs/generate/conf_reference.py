@@ -195,7 +195,7 @@ def _said_by(target: str, option: str) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """What the first file that explains an option says of it: the default choices, then all components, then overlays."""
+    """What the first file that explains an option says of it: default choices, then components, then overlays."""
     return _explained().get(name) or _explained().get(name.replace("transform.test.", "transform.train."), "")
 
 

@@ -1,7 +1,10 @@
 """The reference of the API: a page a package, with every public module of it."""
 
 import ast
+import textwrap
 from pathlib import Path
+
+import yaml
 
 import dml
 
@@ -49,8 +52,5 @@ def page(name: str) -> str:
 
 
 def _module(name: str, heading: str) -> str:
-    level = heading.index(" ") + 1
-    options = (
-        f"    options:\n      heading_level: {level}\n      show_root_heading: false\n      show_root_toc_entry: false"
-    )
-    return f"{heading}\n\n::: {name}\n{options}"
+    options = {"heading_level": heading.index(" ") + 1, "show_root_heading": False, "show_root_toc_entry": False}
+    return f"{heading}\n\n::: {name}\n" + textwrap.indent(yaml.safe_dump({"options": options}), "    ")

@@ -31,7 +31,5 @@ class FewerClasses(Conventional):
         classes = np.unique(labels)
         kept = classes[: int(np.ceil(self.kept * len(classes)))]
         if len(kept) < 2:
-            raise UserError(
-                f"protocol.kept={self.kept} leaves {len(kept)} of {len(classes)} training classes: keep two."
-            )
+            raise UserError(f"protocol.kept={self.kept} leaves {len(kept)} of {len(classes)} classes: keep two.")
         return replace(whole, train=whole.train[np.isin(labels, kept)])
