@@ -35,7 +35,7 @@ lint: install  ## ruff, mypy, and which package knows which
 	$(BIN)/lint-imports
 
 docs: install  ## build the site into site/; a warning or a broken link is an error
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## remove .venv and caches, keep runs
 	rm -rf .venv cache site .mypy_cache .ruff_cache .pytest_cache
