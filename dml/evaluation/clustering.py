@@ -22,7 +22,7 @@ def need_faiss(what: str = "K-means") -> Any:
         import faiss
     except ImportError as error:
         raise UserError(
-            f"{what} needs faiss, which is not installed: install dml[cpu] or dml[gpu] (an evaluation does without it "
+            f"{what} needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]' (an evaluation does without it "
             "with protocol.clustering=false)."
         ) from error
     return faiss
