@@ -22,7 +22,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.errors import Interrupted, UserError, stop
-from dml.process import SWEPT, cores, share_of_the_machine
+from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
@@ -126,8 +126,7 @@ def _noting_signals() -> Iterator[list[int]]:
     if Sweep.held is None:  # jobs are told by `dml.run.job`, or go on in SLURM
         yield told
         return
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, tell) for number in numbers}
+    before = {number: signal.signal(number, tell) for number in STOPPING}
     try:
         yield told
     finally:
