@@ -196,7 +196,7 @@ def script_of(page: Path) -> str:
     parts = [
         "set -euo pipefail",
         f"small=({shlex.join(SMALL)})",
-        'python() { if [ "$*" != "${*#-m dml.run }" ]; then set -- "$@" "${small[@]}"; fi; command "$PYTHON" "$@"; }',
+        'python() { [ "$1 ${2-}" = "-m dml.run" ] && set -- "$@" "${small[@]}"; command "$PYTHON" "$@"; }',
     ]
     for block in RUN[page]:
         parts.append(block.text if block.language == "bash" else f"python - <<'END'\n{block.text}END")

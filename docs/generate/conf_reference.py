@@ -20,6 +20,8 @@ from in_words import in_words
 from dml.configuration.composition import CONF
 from dml.configuration.options import COMMON, OWN, TRAINER, parameters
 
+FIRST_FOUND = "---\nsearch: {boost: 5}\n---\n"  # who searches for an option means its meaning
+
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 
 
@@ -245,12 +247,12 @@ def arguments_of(doc: str) -> dict[str, str]:
 
 def page(group: str) -> str:
     """Markdown of one group."""
-    return "\n".join([f"# Options of `{group}`", "", *_lines(files_of(group))])
+    return "\n".join([FIRST_FOUND, f"# Options of `{group}`", "", *_lines(files_of(group))])
 
 
 def common_page() -> str:
     """Markdown of `conf/config.yaml`, which every configuration begins with."""
-    return "\n".join(["# Options of every configuration", "", *_lines([read(CONF / "config.yaml")])])
+    return "\n".join([FIRST_FOUND, "# Options of every configuration", "", *_lines([read(CONF / "config.yaml")])])
 
 
 def _lines(files: Iterable[ConfFile]) -> Iterator[str]:
