@@ -215,7 +215,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run in `runs/first`, and a photograph."""
     folder = tmp_path_factory.mktemp("pages")
     photographs(folder / "photos", classes=1, each=1)[0].rename(folder / "query.jpg")
-    done = carried_out(["-m", "dml.run", "method=baseline", "paths.output_dir=runs/first", *SMALL], folder)
+    done = carried_out(["-m", "dml.run", "paths.output_dir=runs/first", *SMALL], folder)
     assert done.returncode == 0, done.stderr
     return folder
 
