@@ -4,7 +4,7 @@ EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 MEASURED_BY := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint experiments-smoke gpu clean
+.PHONY: help install run test lint experiments-smoke gpu docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -34,5 +34,8 @@ lint: install  ## ruff, mypy, and which package knows which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: install  ## build the site into site/; a warning or a broken link is an error
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --strict --quiet
+
 clean:  ## remove .venv and caches, keep runs
-	rm -rf .venv cache .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv cache site .mypy_cache .ruff_cache .pytest_cache

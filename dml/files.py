@@ -1,17 +1,20 @@
 """Files that are written whole or not at all, and files of strangers, which are read as data and never run."""
 
+import errno
 import json
+import logging
 import os
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.plugins.io import TorchCheckpointIO
@@ -19,6 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from dml.errors import UserError
+
+log = logging.getLogger("dml")
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 NETWORK, CONFIG = "model.safetensors", "config.yaml"
@@ -43,6 +48,41 @@ def atomic_path(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
         raise
     os.replace(new, path)
+
+
+@contextmanager
+def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]:
+    """One process at a time holds a file, which is removed at the end; the hold ends with the process, however it ends.
+
+    On a file system without locks nothing is held, and a warning says so.
+
+    Args:
+        path: of the file, which is nothing but the lock.
+        taken: called where another process holds it. It raises what it has to say, or says it and returns: then this
+            process waits.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if taken is not None:
+                taken()
+            lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            raise
+        log.warning("%s cannot be locked (%s): let no second process write there.", path.parent, error)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):  # where open files cannot be removed
+                path.unlink()
+        lock.release()
 
 
 def torn(folder: Path, suffix: str) -> list[Path]:

@@ -115,7 +115,8 @@ def wait_for_the_first_rank(seconds: float = 20) -> None:
             time.sleep(0.1)
 
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Those that the system has: Windows has the first alone.
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
 class Signals:
@@ -144,6 +145,9 @@ def no_more() -> None:
 @contextmanager
 def held() -> Iterator[None]:
     """Holds signals back meanwhile. Processes that are started begin with them held too (see `leave_to_the_parent`)."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows, which sends none
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGINT})
     try:
         yield
@@ -154,10 +158,11 @@ def held() -> Iterator[None]:
 def leave_to_the_parent(worker: int = 0) -> None:
     """Makes a loader worker ignore all signals but SIGTERM from its parent, which ends it. (That its parent is gone, a
     worker notices by itself.) To be called in a worker that was started while signals were `held`."""
-    quiet = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT}
+    quiet = {*STOPPING, signal.SIGINT} - {signal.SIGTERM}
     for one in quiet:
         signal.signal(one, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, quiet)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, quiet)
     if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays held, and workers end with their parent alone
         threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
 

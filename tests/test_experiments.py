@@ -14,8 +14,9 @@ from dml.configuration.composition import CONF, composed
 from dml.errors import UserError
 from dml.experiment import main
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
+from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement
-from dml.papers.page import comparison, markdown, settings, write_page
+from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import commands, finished
@@ -179,7 +180,9 @@ def test_sizes_of_abe_are_the_printed_ones() -> None:
 
 
 def test_the_readme_has_the_recorded_comparison() -> None:
-    assert markdown(read_experiment("comparison/cars")) in (FOLDER.parent / "README.md").read_text()
+    conventional = markdown(read_experiment("comparison/cars")).split("\n\n")[1]
+    assert conventional.startswith("|")
+    assert conventional in (FOLDER.parent / "README.md").read_text()
 
 
 @pytest.fixture
@@ -396,9 +399,9 @@ def test_what_is_finished_is_recorded(
     assert (one.seed, one.metrics["test/recall@1"]) == (1, 0.25)
 
 
-def test_the_table_of_losses_and_the_readme_have_all() -> None:
+def test_the_table_of_losses_and_the_guide_have_all() -> None:
     """A new file of conf/loss is a new row."""
     losses = [file.stem for file in sorted((CONF / "loss").glob("*.yaml"))]
     assert [row.overrides for row in read_experiment("losses/default").rows.values()] == [[f"loss={x}"] for x in losses]
-    readme = (CONF.parent / "README.md").read_text()
-    assert [name for name in losses if f"`{name}`" not in readme] == []
+    guide = (CONF.parent / "docs/guides/losses.md").read_text()
+    assert [name for name in losses if f"`{name}`" not in guide] == []

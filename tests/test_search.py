@@ -175,4 +175,4 @@ def test_without_faiss(run: Path, tmp_path: Path, call: Call, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "faiss", None)
     code, said = call(run, tmp_path / "photos", files[0], "-k", "1")
     assert code == 2
-    assert "dml.search needs faiss, which is not installed: install dml[cpu] or dml[gpu]" in said
+    assert "dml.search needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]'" in said

@@ -1,6 +1,5 @@
 """`-m`: a folder and a process a job, whatever launches them; what fails is marked, what is done is kept."""
 
-import fcntl
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
@@ -144,12 +144,11 @@ def test_a_signal_to_the_sweep_stops_jobs_that_run_at_once(tmp_path: Path, launc
 
     def ended(seed: int) -> bool:
         """Nobody holds the folder of the job any more."""
-        with (tmp_path / f"seed={seed}" / "run.log").open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
+        try:
+            with FileLock(tmp_path / f"seed={seed}" / ".lock", timeout=0):
+                return True
+        except Timeout:
+            return False
 
     while not all(map(ended, begun)):
         assert number == signal.SIGKILL
@@ -247,7 +246,7 @@ def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest
     held = _held()
     assert held is not None
     assert not is_over()
-    held.close()  # as at the end of a process
+    held.release()  # as at the end of a process
     assert is_over()
     Path(os.environ[HELD]).unlink()
     assert is_over()

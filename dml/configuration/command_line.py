@@ -55,6 +55,8 @@ def ending(files: bool = True) -> Iterator[None]:
 
 def _nobody_reads() -> bool:
     """Whether the other end of the pipe that this process prints to is closed."""
+    if not hasattr(select, "poll"):  # on Windows
+        return False
     asked = select.poll()
     asked.register(1, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in asked.poll(0))

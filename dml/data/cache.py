@@ -8,11 +8,9 @@ processes share. A segment of shared memory beside it was passed over: it would 
 a killed run leaves behind.
 """
 
-import fcntl
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,8 @@ from dml.data.paths import NO_FILE
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.errors import UserError
+from dml.files import alone
+from dml.process import cores
 
 PLACE = np.dtype([("at", "<i8"), ("offset", "<i8"), ("height", "<i4"), ("width", "<i4")])
 CHUNK = 256  # images between two entries in the journal
@@ -119,7 +119,8 @@ def build_cache(
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(Damaged):
             return ImageCache(folder, rows)
-        with _alone(folder / "lock"):
+        said = f"another process is filling the image cache {folder}: waiting for it"
+        with alone(folder / "lock", lambda: print(said, flush=True)):
             with suppress(Damaged):
                 return ImageCache(folder, rows)  # made meanwhile
             _fill(folder, records, rows, transform)
@@ -129,18 +130,6 @@ def build_cache(
             "with paths.cache_dir=FOLDER, or set dataset.cache=none."
         ) from error
     return ImageCache(folder, rows)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process, however it ends."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"another process is filling the image cache {path.parent}: waiting for it", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
@@ -155,7 +144,7 @@ def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform
     def prepared(at: int) -> np.ndarray:
         return np.asarray(transform.prepared(records.opened(int(rows[at]))))
 
-    workers = len(os.sched_getaffinity(0))
+    workers = cores()
     bar: Any = tqdm(total=len(rows), initial=len(kept), desc="caching images", delay=1)
     with (
         (folder / "pixels").open("r+b" if len(kept) else "wb") as pixels,

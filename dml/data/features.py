@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,7 +22,7 @@ from dml.data.check import digest
 from dml.data.paths import NO_FILE
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.files import write_atomically
+from dml.files import alone, write_atomically
 from dml.models.stored import Stored
 
 
@@ -116,18 +115,11 @@ def build_store(
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(Damaged):
             return FeatureStore(folder, rows, copies)
-        lock = FileLock(folder / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            print(f"another process is filling the feature cache {folder}: waiting for it", flush=True)
-            lock.acquire()
-        try:
+        said = f"another process is filling the feature cache {folder}: waiting for it"
+        with alone(folder / "lock", lambda: print(said, flush=True)):
             with suppress(Damaged):
                 return FeatureStore(folder, rows, copies)  # made meanwhile
             _fill(folder, len(rows) * copies, blank(), batches)
-        finally:
-            lock.release()
     except OSError as error:
         raise UserError(
             f"The feature cache {folder} cannot be written or read ({error.strerror}): make room, choose another "

@@ -1,6 +1,5 @@
 """A benchmark from its archives: fetched, unpacked, verified, and put into its official layout."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -8,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -23,7 +21,7 @@ from dml.data.fetch import fetch
 from dml.data.records import Records
 from dml.data.unpack import DamagedArchive, take
 from dml.errors import UserError
-from dml.files import write_atomically
+from dml.files import alone, write_atomically
 
 DEPTH = 5  # folders in folders that a re-packaging may add
 
@@ -48,30 +46,12 @@ def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
             return _found(config, root)
         if root.is_mount():
             raise UserError(f"{root} is a mount point, which cannot be put in place whole: name a folder below it.")
-        with _alone(root.parent / f".{root.name}.lock"):
+        with alone(root.parent / f".{root.name}.lock"):
             if _holds_something(root):  # made meanwhile
                 return _found(config, root)
             return _make(config, root, sources)
     except OSError as error:
         raise UserError(f"{error.filename or root} cannot be written or read ({error.strerror}).") from error
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time. The lock's file is removed at the end; a process that waited for it makes a new one."""
-    while True:
-        with path.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                    continue  # another one, made after that which was waited for had gone
-            except FileNotFoundError:
-                continue
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
 
 
 def _holds_something(root: Path) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 from dml.errors import UserError
@@ -38,14 +39,13 @@ def free_memory(device: torch.device) -> int:
     machine limits it; pages that only hold files count as free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return max(0, min([available, *_of_groups()]))
+    return max(0, min([psutil.virtual_memory().available, *_of_groups()]))
 
 
 def _of_groups() -> Iterator[int]:
     """What is left below each limit that this process is under."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    own = Path("/proc/self/cgroup")  # of Linux alone
+    for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue

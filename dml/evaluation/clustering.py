@@ -22,8 +22,8 @@ def need_faiss(what: str = "K-means") -> Any:
         import faiss
     except ImportError as error:
         raise UserError(
-            f"{what} needs faiss, which is not installed: install dml[cpu] or dml[gpu] (an evaluation does without it "
-            "with protocol.clustering=false)."
+            f"{what} needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]' (an evaluation does without "
+            "it with protocol.clustering=false)."
         ) from error
     return faiss
 

@@ -6,7 +6,6 @@ weights and the checksums of the other two. zarr and HDF5 were passed over: they
 size is known.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from dml.errors import UserError
-from dml.files import atomic_path, write_atomically
+from dml.files import alone, atomic_path, write_atomically
 from dml.inference.vectors import UNIT, Vectors
 from dml.runs.reading import reading, require
 
@@ -186,11 +185,9 @@ class Draft:
 @contextmanager
 def held_alone(path: Path) -> Iterator[None]:
     """By the first process of all that write a gallery. Raises UserError where others write it too."""
-    lock = path.with_name(f".{path.name}.lock")
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path} is being written by another process: wait for it, or name another.") from None
+
+    def taken() -> None:
+        raise UserError(f"{path} is being written by another process: wait for it, or name another.")
+
+    with alone(path.with_name(f".{path.name}.lock"), taken):
         yield
-        lock.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Sweeps, `-m`: each job in a folder and a process of its own, whatever launches it, and what became of it."""
 
 import atexit
-import fcntl
 import hashlib
 import json
 import os
@@ -12,8 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
+from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,7 +22,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.errors import Interrupted, UserError, stop
-from dml.process import SWEPT, cores, share_of_the_machine
+from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
@@ -38,7 +38,7 @@ class Sweep(Callback):
     crashed: ClassVar[bool] = False  # a job raised what is no job's failure
     folder: ClassVar[Path] = Path()
     failed: ClassVar[list[Path]] = []
-    held: ClassVar[IO[str] | None] = None
+    held: ClassVar[FileLock | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         place = OmegaConf.select(config, "paths.sweep_dir")
@@ -121,13 +121,12 @@ def _noting_signals() -> Iterator[list[int]]:
     def tell(number: int, frame: Any) -> None:
         told.append(number)
         assert Sweep.held is not None
-        Sweep.held.close()
+        Sweep.held.release()
 
     if Sweep.held is None:  # jobs are told by `dml.run.job`, or go on in SLURM
         yield told
         return
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, tell) for number in numbers}
+    before = {number: signal.signal(number, tell) for number in STOPPING}
     try:
         yield told
     finally:
@@ -135,15 +134,16 @@ def _noting_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _held() -> IO[str] | None:
+def _held() -> FileLock | None:
     """A locked file that the jobs of this sweep look at; None on a file system without locks."""
     try:
         Sweep.folder.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(prefix=".sweep.", dir=Sweep.folder)
+        os.close(descriptor)
         atexit.register(Path(path).unlink, missing_ok=True)
-        held = os.fdopen(descriptor)
-        fcntl.flock(held, fcntl.LOCK_EX)
-    except OSError:  # what else is wrong with the folder, the first job finds
+        held = FileLock(path)
+        held.acquire(timeout=0)
+    except (OSError, NotImplementedError):  # what else is wrong with the folder, the first job finds
         return None
     os.environ[HELD] = path
     return held
@@ -153,15 +153,14 @@ def is_over() -> bool:
     """Whether the process that started the sweep was told to stop or is gone, so that its jobs have to stop too."""
     if HELD not in os.environ:
         return False
-    try:
-        with open(os.environ[HELD]) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except FileNotFoundError:
+    if not os.path.exists(os.environ[HELD]):
         return True
-    except OSError:
+    lock = FileLock(os.environ[HELD])
+    try:
+        lock.acquire(timeout=0)
+    except (OSError, NotImplementedError):  # it is held, by the sweep or by another job that asks
         return False
+    lock.release()
     return True
 
 

@@ -26,7 +26,7 @@ def largest_parts(masks: Tensor) -> Tensor:
     padded = F.pad(masks, (0, width % 2, 0, height % 2))
     pixels = torch.stack([padded[:, i::2, j::2] for i in (0, 1) for j in (0, 1)], dim=1)  # [B,4,h,w], of each block
     part = _parts(pixels)  # [B,n]
-    image = torch.arange(len(part), device=part.device)[:, None] * part.shape[1]
+    image = torch.arange(part.shape[0], device=part.device)[:, None] * part.shape[1]
     number = torch.arange(padded[0].numel(), device=part.device).view(padded.shape[1:])
     numbers = torch.stack([number[i::2, j::2] for i in (0, 1) for j in (0, 1)])  # of pixels, line by line
     first = torch.where(pixels, numbers, padded[0].numel()).amin(1).flatten(1)
@@ -45,7 +45,7 @@ def _parts(pixels: Tensor) -> Tensor:
     size = pixels.shape[2:]
     count = size.numel()
     joined = _joined(pixels)
-    own = part = torch.arange(count, device=pixels.device).expand(len(pixels), -1)
+    own = part = torch.arange(count, device=pixels.device).expand(pixels.shape[0], -1)  # its len() export would fix
     left = count  # the most known parts that one part may have
     while left > 1:
         known = part.int().unflatten(1, size)

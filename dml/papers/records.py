@@ -1,11 +1,8 @@
 """What was measured, kept beside what was published."""
 
-import fcntl
 import json
-import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +10,10 @@ from typing import Any
 
 from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
-from dml.files import atomic_path, write_atomically
+from dml.files import alone, atomic_path, write_atomically
 from dml.papers.catalogue import read_experiment
+from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
-from dml.papers.page import comparison
 from dml.papers.trainings import folder_of
 from dml.runs.provenance import commit, hardware, said_of_starts
 from dml.training.build import build_method
@@ -114,7 +111,7 @@ def keep(
     def place(one: Measurement | Compared) -> tuple[Any, ...]:
         return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
 
-    with _alone(experiment.record):
+    with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper meanwhile
         before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
         for one in found:  # what was recorded before keeps its commit, date and hardware
@@ -133,18 +130,6 @@ def keep(
         }
         write_atomically(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
-
-
-@contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """No other process writes records of this paper meanwhile."""
-    descriptor = os.open(record.parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws
     except ImportError:
-        raise UserError("wandb-workspaces is missing: pip install 'dml[dashboard]'.") from None
+        raise UserError("wandb-workspaces is missing: pip install '.[dashboard]'.") from None
 
 STEP = "trainer/global_step"
 

@@ -1,21 +1,31 @@
 """The folder of a run: what lies in it, and whether a configuration may go on in it."""
 
-import fcntl
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.identity import flat
 from dml.distributed import is_first
 from dml.errors import UserError, no_room
-from dml.files import LAST, PREVIOUS, load_checkpoint, read_json, read_yaml, refers, sound, torn, write_atomically
+from dml.files import (
+    LAST,
+    PREVIOUS,
+    alone,
+    load_checkpoint,
+    read_json,
+    read_yaml,
+    refers,
+    sound,
+    torn,
+    write_atomically,
+)
 from dml.models.weights import Source
 from dml.runs.provenance import add_start, hardware, numerics
 
@@ -308,23 +318,17 @@ class RunFolder:
         Raises:
             UserError: another process trains in this folder, or it cannot be made.
         """
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "run.log").open("a")
-        with file:
-            if is_first():
-                self._lock(file)
+        with ExitStack() as held:
+            with self._writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                if is_first():
+                    held.enter_context(alone(self.path / ".lock", self._taken))
             yield
 
-    def _lock(self, file: TextIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{self.path} is being trained by another process: wait for it, or name another folder {ELSEWHERE}."
-            ) from None
-        except OSError as error:  # a file system without locks
-            log.warning("%s cannot be locked (%s): start no second run there.", self.path, error.strerror)
+    def _taken(self) -> None:
+        raise UserError(
+            f"{self.path} is being trained by another process: wait for it, or name another folder {ELSEWHERE}."
+        )
 
 
 def _is_more(now: Any, before: Any) -> bool:

@@ -7,7 +7,7 @@ from PIL import Image
 from dml.data.fingerprint import fingerprint
 from dml.data.folder import folder
 from dml.errors import UserError
-from dml.evaluation.protocol import AcrossCameras
+from dml.evaluation.identities import AcrossCameras
 
 
 def picture(path: Path, colour: tuple[int, int, int] = (200, 30, 60), mode: str = "RGB") -> None:

@@ -32,6 +32,7 @@ from dml.data.preparation import prepare
 from dml.data.prepare import main
 from dml.data.sop import sop
 from dml.errors import UserError
+from dml.files import alone
 
 Configure = Callable[..., DictConfig]
 CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
@@ -678,7 +679,7 @@ def test_one_waits_for_a_lock_that_goes(tmp_path: Path) -> None:
 
     def take() -> None:
         for _ in range(20):
-            with preparing._alone(tmp_path / "lock"):
+            with alone(tmp_path / "lock"):
                 with guard:
                     held[0] += 1
                     most[0] = max(most[0], held[0])

@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_clusters_and_another_seed_others():
 
 def test_missing_faiss_names_the_extras(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r"dml\[cpu\] or dml\[gpu\]"):
+    with pytest.raises(UserError, match=r"pip install '\.\[cpu\]' or '\.\[gpu\]'"):
         evaluate(np.eye(4), np.array([0, 0, 1, 1]))
     assert "nmi" not in evaluate(np.eye(4), np.array([0, 0, 1, 1]), clustering=False)
 

@@ -16,9 +16,10 @@ from dml.configuration.trainings import Axis, axes_of, settle, trainings_of
 from dml.errors import UserError
 from dml.evaluation import metric as declarations
 from dml.evaluation.evaluator import Embedded, score
+from dml.evaluation.identities import AcrossCameras, OneImageGallery
 from dml.evaluation.metric import METRICS, Metric, declared, metric
 from dml.evaluation.metrics import evaluate, rank
-from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit
+from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit
 from dml.evaluation.splits import Split
 from dml.reporting.table import cells, columns, print_table
 

@@ -15,8 +15,9 @@ from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.identities import OneImageGallery
 from dml.evaluation.metrics import rank
-from dml.evaluation.protocol import MLRC, Conventional, OneImageGallery, RandomClassSplit, Tuning
+from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit, Tuning
 from dml.launch.run import task
 from dml.runs.log import read_metrics
 from dml.runs.scores import read_queries

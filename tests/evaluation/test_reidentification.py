@@ -15,7 +15,7 @@ from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
-from dml.evaluation.protocol import AcrossCameras, OneImageGallery
+from dml.evaluation.identities import AcrossCameras, OneImageGallery
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.training.run import run
 from tests.conftest import TINY

@@ -11,7 +11,8 @@ from PIL import Image
 from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.evaluation.protocol import MLRC, AcrossCameras, Conventional, OneImageGallery, RandomClassSplit
+from dml.evaluation.identities import AcrossCameras, OneImageGallery
+from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit
 from dml.evaluation.splits import Split
 from dml.training.build import build
 from tests.conftest import TINY

@@ -479,7 +479,7 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
 
 def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(UserError, match=r"faiss, which is not installed: install dml\[cpu\] or dml\[gpu\]"):
+    with pytest.raises(UserError, match=r"faiss, which is not installed: pip install '\.\[cpu\]' or '\.\[gpu\]'"):
         train.prepare_run(configure(*SMALL), RunFolder(Path("unused")))
     for options in (["method.grouping=random"], ["method.K=1"]):  # need none
         train.prepare_run(configure(*SMALL, *options), RunFolder(Path("unused")))

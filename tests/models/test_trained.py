@@ -197,5 +197,5 @@ def test_what_cannot_be_trained_is_told(method_of: MethodOf, options: list[str],
 
 def test_peft_is_named_where_it_is_missing(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"backbone\.train=lora needs peft, .* install dml\[lora\]"):
+    with pytest.raises(UserError, match=r"backbone\.train=lora needs peft, .* install '\.\[lora\]'"):
         method_of("method=baseline", "backbone.train=lora")

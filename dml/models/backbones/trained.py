@@ -104,7 +104,7 @@ def _adapt(backbone: Backbone, rank: int, alpha: float, layers: Sequence[str] | 
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError("backbone.train=lora needs peft, which is not installed: install dml[lora].") from error
+        raise UserError("backbone.train=lora needs peft, which is not installed: pip install '.[lora]'.") from error
     chosen = _linear(backbone) if layers is None else _named(backbone, layers)
     options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": chosen}
     inject_adapter_in_model(LoraConfig(**options), backbone, adapter_name=ADAPTER)

@@ -1,13 +1,16 @@
 """How long a run will take and how much memory, said once its first steps are done."""
 
-import resource
 import sys
 from typing import Any
 
+import psutil
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from tqdm import tqdm
+
+if sys.platform != "win32":
+    import resource
 
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
@@ -78,7 +81,10 @@ def duration(seconds: float) -> str:
 def _memory(device: torch.device) -> str:
     """A sentence of what this process and its GPU need: what they took so far, as nobody knows what the last evaluation
     and the report will add."""
-    of_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if sys.platform == "win32":
+        of_host = psutil.Process().memory_info().peak_wset
+    else:
+        of_host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     said = f"It takes at least {of_host / 1e9:.1f} GB of memory in each process"
     if device.type == "cuda":
         said += f" and at least {torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB of a GPU's"
