@@ -20,7 +20,7 @@ DATA = ("*.safetensors", "*.json", "*.yaml", "*.npz", "*.png", "README.md")
 
 def is_address(place: object) -> bool:
     """Whether a word is an address and no path."""
-    return isinstance(place, str) and re.match(r"\w+:/", place) is not None
+    return isinstance(place, str) and re.match(r"\w{2,}:/", place) is not None
 
 
 def folder_of(place: str | Path, files: Sequence[str] = DATA) -> Path:
@@ -67,7 +67,9 @@ def upload(folder: Path, address: str, message: str) -> str:
 
         hub = HfApi()
         place = hub.create_repo(name, repo_type="model", exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder, repo_type="model", commit_message=message)
+        hub.upload_folder(
+            repo_id=name, folder_path=folder, repo_type="model", commit_message=message, allow_patterns=list(DATA)
+        )
         return str(place)
 
 

@@ -137,6 +137,24 @@ def test_it_is_compared_as_the_run_is(run: Path, published: Path, tmp_path: Path
     assert len(row["runs"]) == 2  # of one configuration
 
 
+CHOSEN = [["protocol=random_class_split", "protocol.split=0"], ["protocol.select=best_test"]]
+
+
+@pytest.mark.parametrize("options", CHOSEN)
+def test_it_is_the_checkpoint_that_the_figures_are_of(tmp_path: Path, options: list[str]) -> None:
+    """Not the last one, and data that lay in a folder of any name is found below another."""
+    photographs(tmp_path / "photos", classes=8, each=4)
+    data = ["dataset=folder", f"dataset.root={tmp_path / 'photos'}", "backbone=small", "transform=plain"]
+    places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    tiny = [one for one in TINY if not one.startswith("dataset")]
+    chosen = [*tiny, *data, *options, "sampler.batch_size=8", "lr=0.1", "protocol.clustering=false"]
+    train(composed(*places, *chosen), chosen)
+    publish(tmp_path / "run", tmp_path / "published", LICENCES)
+    assert str(tmp_path) not in (tmp_path / "published" / "config.yaml").read_text()
+    assert "The figures are of the best checkpoint on " in (tmp_path / "published" / "README.md").read_text()
+    assert verify(tmp_path / "published", tmp_path, device="cpu").differences == []
+
+
 def altered_tensor(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in sorted(weights) if name.endswith("weight"))

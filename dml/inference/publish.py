@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_object
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from dml import __version__
@@ -25,6 +24,7 @@ from dml.inference.embedding import Trained
 from dml.inference.tested import portable
 from dml.inference.vectors import writable
 from dml.reporting.card import Facts, Licences, card
+from dml.reporting.table import monitor
 from dml.runs import provenance
 from dml.runs.folder import RunFolder
 from dml.runs.scores import EMBEDDINGS, QUERIES
@@ -32,8 +32,6 @@ from dml.runs.scores import EMBEDDINGS, QUERIES
 MANIFEST, CARD, PICTURE = "published.json", "README.md", "similarities.png"
 
 CAPTION = "Cosine similarity of positive and negative pairs of test images"
-
-RESULT = {"last": "last", "best_test": "best_on_test", "val_classes": "best_on_validation"}  # by protocol.select
 
 OF_RUN = ("metrics.json", QUERIES, EMBEDDINGS)
 
@@ -56,7 +54,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     if settings is None:
         raise UserError(f"{run} is no folder of a run: name one.")
     metrics = RunFolder(run).metrics()
-    trained = Trained.of(run, RESULT.get(str(settings.protocol.get("select")), "last"))
+    trained = Trained.of(run, result(metrics))
     config = load_checkpoint(trained.checkpoint)["config"]
     starts = [_without_places(start) for start in provenance.starts(run)]
     said = _licences(licences, starts)
@@ -80,7 +78,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
             width=trained.width,
             config=settings,
             metrics=metrics,
-            protocol=_in_a_sentence(settings.protocol),
+            protocol=_in_a_sentence(settings.protocol, result(metrics)),
             starts=starts,
             licences=said,
             picture={"file": PICTURE, "caption": CAPTION} if (folder / PICTURE).is_file() else None,
@@ -92,6 +90,12 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")
     if to is not None:
         print(f"On the hub: {upload(folder, to, f'{name}, step {trained.step}')}")
+
+
+def result(metrics: Mapping[str, float]) -> str:
+    """The checkpoint that a run's figures are of: where it is not the last one, the last one's stand beside them."""
+    chosen = any(name.startswith("last/") for name in metrics)
+    return f"best_on_{monitor(metrics)}" if chosen else "last"
 
 
 def digest_of(path: Path) -> str:
@@ -163,14 +167,11 @@ def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
     return {**start, "command": " ".join(words)}
 
 
-def _in_a_sentence(protocol: Any) -> str:
+def _in_a_sentence(protocol: Any, checkpoint: str) -> str:
     said = str(get_object(str(protocol._target_)).__doc__ or "").strip().partition("\n\n")[0]
-    options = OmegaConf.to_container(protocol, resolve=True)
-    assert isinstance(options, dict)
-    select = options.get("select")
     chosen = {
         "last": "The figures are of the last checkpoint.",
-        "best_test": "The figures are of the best checkpoint on the test set, which flatters them.",
-        "val_classes": "The figures are of the best checkpoint on validation classes, which are not in the test.",
-    }.get(str(select), "")
-    return f"{' '.join(said.split())} {chosen}".strip()
+        "best_on_test": "The figures are of the best checkpoint on the test set, which flatters them.",
+        "best_on_validation": "The figures are of the best checkpoint on validation classes, which the test has not.",
+    }
+    return f"{' '.join(said.split())} {chosen[checkpoint]}"

@@ -26,6 +26,8 @@ from dml.training.rebuild import described
 
 DATA = "data"  # stands for the folder of data sets in what is published
 
+PLACES = ("root", "csv")  # options of data sets that are paths, whatever they look like
+
 
 @dataclass(frozen=True)
 class Tested:
@@ -95,22 +97,22 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     """
     data_dir = str(config["paths"]["data_dir"])
 
-    def walk(node: Any, of_data: bool) -> Any:
+    def walk(node: Any, is_place: bool) -> Any:
         if isinstance(node, dict):
-            return {name: walk(part, of_data or name == "dataset") for name, part in node.items()}
+            return {name: walk(part, name in PLACES) for name, part in node.items()}
         if isinstance(node, list):
-            return [walk(part, of_data) for part in node]
+            return [walk(part, is_place) for part in node]
         if not isinstance(node, str):
             return node
         if node == data_dir or node.startswith(f"{data_dir}/"):
             return DATA + node[len(data_dir) :]
-        if os.path.isabs(os.path.expanduser(node)) or (of_data and "/" in node):
+        if is_place or os.path.isabs(os.path.expanduser(node)):
             return f"{DATA}/{Path(node).name}"
         return node
 
     kept = {name: part for name, part in config.items() if name not in ("logger", "hydra", "debug")}
     paths = {"data_dir": DATA, "cache_dir": "cache", "output_dir": "runs", "sweep_dir": "runs"}
-    return {**walk(kept, of_data=False), "paths": paths}
+    return {**walk(kept, is_place=False), "paths": paths}
 
 
 def located(config: DictConfig, data: Path) -> DictConfig:

@@ -18,7 +18,7 @@ from dml.evaluation.rounding import rank_bounds
 from dml.files import NETWORK, load_checkpoint, read_tensors
 from dml.hub import folder_of, front_matter, licence_of
 from dml.inference.embedding import Trained
-from dml.inference.publish import CARD, MANIFEST, RESULT, digest_of, digests_of
+from dml.inference.publish import CARD, MANIFEST, digest_of, digests_of, result
 from dml.inference.tested import Tested
 from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require
@@ -68,7 +68,7 @@ def verify(
     found += [] if queries is None else _of_ranks(metrics, queries)
     if any(NETWORK in one for one in found) and not _loads(place):
         return Verdict(found, "")
-    trained = Trained.of(place, "last" if published else _checkpoint(place), device)
+    trained = Trained.of(place, "last" if published else result(metrics), device)
     again, said = _again(trained, Tested.of(trained, data), metrics, queries, batch_size)
     return Verdict(found + again, said)
 
@@ -87,12 +87,6 @@ def command(place: str | Path, data: Path | None, *, batch_size: int, device: st
     if verdict.differences:
         raise Unfaithful(f"{place} differs from what it says:\n" + "\n".join(f"- {one}" for one in verdict.differences))
     print(f"{place}: verified. {verdict.said}")
-
-
-def _checkpoint(run: Path) -> str:
-    """The one that a run's figures are of."""
-    config = load_checkpoint(run / "checkpoints" / "last.ckpt")["config"]
-    return RESULT.get(str(config["protocol"].get("select")), "last")
 
 
 def _loads(place: Path) -> bool:
@@ -151,8 +145,8 @@ def _results(card: Path) -> Iterator[tuple[str, object]]:
     """Metric and value of each result in the front matter."""
     index = front_matter(card).get("model-index")
     for model in index if isinstance(index, list) else []:
-        for result in model.get("results", []) if isinstance(model, dict) else []:
-            for one in result.get("metrics", []) if isinstance(result, dict) else []:
+        for tested in model.get("results", []) if isinstance(model, dict) else []:
+            for one in tested.get("metrics", []) if isinstance(tested, dict) else []:
                 if isinstance(one, dict):
                     yield str(one.get("type")), one.get("value")
 

@@ -21,7 +21,7 @@ def test_principal_components_are_scikit_learn_s() -> None:
     assert share == pytest.approx(theirs.explained_variance_ratio_.sum())
 
 
-@pytest.mark.skipif(find_spec("umap") is None, reason="umap-learn is not installed: pip install 'dml[maps]'")
+@pytest.mark.skipif(find_spec("umap") is None, reason="umap-learn is not installed: pip install '.[maps]'")
 def test_umap_keeps_neighbours_that_two_components_lose() -> None:
     """Eight classes around as many orthogonal directions, of which two components show two."""
     labels = np.arange(160) % 8
