@@ -35,10 +35,10 @@ parts:
 tuning:
   trials: 2
   overrides: [protocol=tuning]
-  search: {{lr: "tag(log, interval(1e-4, 1e-2))"}}
+  search: {{lr: [1.0e-3, 1.0e-2]}}
 rows:
   - {{name: plain, overrides: [method=baseline]}}
-  - {{name: ABE, overrides: [method=abe], search: {{method.M: "choice(2, 4)"}}}}
+  - {{name: ABE, overrides: [method=abe], search: {{lr: [1.0e-3], method.M: [2, 4]}}}}
 """
     )
     monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path / "experiments")
@@ -60,7 +60,7 @@ def test_a_row_is_trained_with_what_its_search_found(
 ) -> None:
     assert [one.row for one in searches(little)] == ["plain", "ABE"]
     (search,) = searches(little, ["ABE"])
-    assert search.options == ("lr=tag(log, interval(1e-4, 1e-2))", "method.M=choice(2, 4)")
+    assert search.options == ("lr=choice(0.001)", "method.M=choice(2,4)")
     words = command_of_search(search, tmp_path)
     assert {"hydra.sweeper.n_trials=2", "protocol=tuning", "method=abe"} <= set(words)
     searched(search, tmp_path, configure, 0.1, 0.3, 0.2)
@@ -87,9 +87,14 @@ def test_a_row_is_trained_with_what_its_search_found(
 def test_a_search_in_another_way_is_another(little: Experiment) -> None:
     assert little.tuning is not None
     (before,) = searches(little, ["plain"])
-    for other in (replace(little.tuning, trials=3), replace(little.tuning, search={"lr": "interval(0.1, 0.2)"})):
-        (now,) = searches(replace(little, tuning=other), ["plain"])
-        assert now.key != before.key
+    (now,) = searches(replace(little, tuning=replace(little.tuning, search={"lr": [0.1, 0.2]})), ["plain"])
+    assert now.key != before.key
+
+
+def test_every_row_has_as_many_trials(little: Experiment) -> None:
+    assert little.tuning is not None
+    with pytest.raises(UserError, match="us/table1, plain: its values have 3 combinations, and every row is given 2"):
+        searches(replace(little, tuning=replace(little.tuning, search={"lr": [1, 2, 3]})))
 
 
 def test_records_of_rows_that_are_searched_otherwise_by_now_are_none(
@@ -100,7 +105,7 @@ def test_records_of_rows_that_are_searched_otherwise_by_now_are_none(
     keep(little, tuned=[tuned(search, [], tmp_path)])
     assert read_experiment("us/table1").tuned
     file = little.record.with_suffix(".yaml")
-    file.write_text(file.read_text().replace("trials: 2", "trials: 3"))
+    file.write_text(file.read_text().replace("[1.0e-3, 1.0e-2]", "[1.0e-3, 1.0e-1]").replace("[2, 4]", "[2, 3]"))
     again = read_experiment("us/table1")
     assert not again.tuned
     assert [one.row for one in searches(again)] == ["plain", "ABE"]
@@ -114,11 +119,9 @@ def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictCo
         tuned(search, [], tmp_path)
 
 
-def test_examples_are_the_first_of_a_range(little: Experiment) -> None:
+def test_examples_have_the_first_values(little: Experiment) -> None:
     (search,) = searches(little, ["ABE"])
-    assert example(search)[-2:] == ["lr=0.0001", "method.M=2"]
-    with pytest.raises(UserError, match="lr=3 is searched in no range or choice"):
-        example(replace(search, options=("lr=3",)))
+    assert example(search)[-2:] == ["lr=0.001", "method.M=2"]
 
 
 def test_commands_of_a_dry_run(little: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +141,7 @@ def test_it_is_searched_recorded_and_trained(little: Experiment, tmp_path: Path,
     actions.run(["us"], rows=["ABE"], out=tmp_path / "out", record=True, jobs=jobs)
     again = read_experiment("us/table1")
     (found,) = again.tuned
-    assert len(found.trials) == 2
+    assert sorted(trial.options for trial in found.trials) == [["lr=0.001", "method.M=2"], ["lr=0.001", "method.M=4"]]
     assert found.best == max(trial.value or 0 for trial in found.trials)
     assert all(len(trial.options) == 2 for trial in found.trials)
     assert [one.row for one in again.measured] == ["ABE"]

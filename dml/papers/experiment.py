@@ -8,6 +8,7 @@ each is first searched for the options that do best on validation classes, which
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,17 +41,20 @@ class Section:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the rows of an experiment are tuned, all alike: a search of Optuna's each, on validation classes.
+    """How the rows of an experiment are tuned, all alike: each tries every combination of a few values, and is judged
+    on validation classes.
+
+    A grid rather than a random search: of four to eight draws, few fall where the best value lies.
 
     Attributes:
-        trials: trainings of a search.
-        overrides: of every trial.
-        search: options and their ranges, as Hydra writes them, that are searched for every row beside the row's own.
+        trials: trainings of each row's search; every row's grid has to have as many combinations.
+        overrides: options of every trial.
+        search: options that are searched for every row beside the row's own, and their values.
     """
 
     trials: int
     overrides: list[str]
-    search: dict[str, str]
+    search: dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,9 @@ class Search:
     """The search of a row.
 
     Attributes:
-        overrides: of every trial.
-        options: and their ranges.
+        overrides: options of every trial.
+        options: those that are searched, each with its values: `lr=choice(1e-4,1e-3)`.
+        trials: how many combinations there are.
     """
 
     experiment: str
@@ -126,7 +131,7 @@ class Row:
         command: a script of experiments/ in place of a training, with its options, of which "{seed}" stands for the
             seed; `metrics.json` in its --out has the figures of each row.
         smoke: options that make the script short.
-        search: options of its own that are tuned, and their ranges.
+        search: options of its own that are tuned, and their values.
         published: by part and column.
         parts: which are trained.
         x, line: its place in a figure over numbers.
@@ -134,7 +139,7 @@ class Row:
 
     name: str
     overrides: list[str] | None
-    search: dict[str, str]
+    search: dict[str, list[Any]]
     command: list[str] | None
     smoke: list[str]
     published: dict[str, dict[str, float]]
@@ -251,12 +256,21 @@ class Experiment:
         return (*self.overrides, *self.parts[part].overrides, *(row.overrides or []))
 
     def search(self, row: Row, changes: Sequence[str] = ()) -> Search | None:
-        """What has to be searched before a row is trained; None: nothing."""
+        """What has to be searched before a row is trained; None: nothing.
+
+        Raises:
+            UserError: a row whose grid has another number of combinations than every row is given.
+        """
         if self.tuning is None or row.overrides is None:
             return None
         overrides = (*self.overrides, *row.overrides, *changes, *self.tuning.overrides)
-        options = tuple(f"{name}={values}" for name, values in {**self.tuning.search, **row.search}.items())
-        return Search(self.name, row.name, overrides, options, self.tuning.trials)
+        grid = {**self.tuning.search, **row.search}
+        trials = math.prod(len(values) for values in grid.values())
+        if trials != self.tuning.trials:
+            said = f"{self.name}, {row.name}: its values have {trials} combinations, and every row is given"
+            raise UserError(f"{said} {self.tuning.trials} trials: change the values or tuning.trials.")
+        options = tuple(f"{name}=choice({','.join(map(str, values))})" for name, values in grid.items())
+        return Search(self.name, row.name, overrides, options, trials)
 
     def chosen(self, row: Row, changes: Sequence[str] = ()) -> list[str] | None:
         """The options that the search of a row found; None: it was not searched yet."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep
+from hydra.core.override_parser.types import ChoiceSweep
 
 from dml.errors import UserError
 from dml.launch.at_once import Job
@@ -18,9 +18,9 @@ from dml.runs.provenance import said_of_starts
 
 OPTUNA = (
     "hydra/sweeper=optuna",
+    "hydra/sweeper/sampler=grid",
     "hydra.sweeper.direction=maximize",
     "hydra.sweeper.n_jobs=1",  # the same trials whatever the machine
-    "hydra.sweeper.sampler.seed=0",
     "hydra.sweeper.max_failure_rate=1",
 )
 
@@ -72,19 +72,10 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
 
 
 def example(search: Search) -> list[str]:
-    """One of the trainings of a search: the first of choices, the lower end of ranges.
-
-    Raises:
-        UserError: an option that is searched in neither.
-    """
+    """One of the trainings of a search: with the first value of each option."""
     found = []
     for one in OverridesParser.create().parse_overrides(list(search.options)):
         swept = one.value()
-        if isinstance(swept, ChoiceSweep):
-            value = swept.list[0]
-        elif isinstance(swept, IntervalSweep):
-            value = swept.start
-        else:
-            raise UserError(f"{search.experiment}, {search.row}: {one.input_line} is searched in no range or choice.")
-        found.append(f"{one.key_or_group}={value}")
+        assert isinstance(swept, ChoiceSweep)  # as Experiment.search writes them
+        found.append(f"{one.key_or_group}={swept.list[0]}")
     return [*search.overrides, *found]
