@@ -308,7 +308,7 @@ def test_overlays_sweep_options_that_their_method_has(path: Path) -> None:
     for overrides in product(*values):
         config = composed(f"sweep={path.stem}", *overrides, "runtime.train_classes=4")
         build_method(config)
-    on_photographs = composed("experiment=abe_cars_small", f"sweep={path.stem}")
+    on_photographs = composed("experiment=comparison_cars196", f"sweep={path.stem}")
     assert on_photographs.method["_target_"] == config.method["_target_"]
     assert on_photographs.dataset["_target_"] == "dml.data.cars196.cars196"
 
