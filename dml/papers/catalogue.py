@@ -9,7 +9,9 @@ import yaml
 
 from dml.configuration.composition import CONF
 from dml.errors import UserError
+from dml.evaluation.metric import METRICS
 from dml.papers.experiment import Column, Compared, Experiment, Measurement, Row, Section, Trial, Tuned, Tuning, near
+from dml.papers.verdicts import ABOVE, BELOW
 
 FOLDER = CONF.parent / "experiments"
 
@@ -57,6 +59,7 @@ def read_experiment(name: str) -> Experiment:
             raise ValueError("two rows have one name")
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
             raise ValueError(f"compared_with names no row: {base}")
+        _check_patterns(rows, base)
         experiment = Experiment(
             name,
             path.with_suffix(".json"),
@@ -102,13 +105,24 @@ def _with_record(experiment: Experiment) -> Experiment:
     return replace(experiment, measured=measured, compared=compared)
 
 
+def _check_patterns(rows: list[Row], base: str) -> None:
+    known = [metric.name for metric in METRICS if "compare" in metric.tables]
+    for row in rows:
+        for name, direction in row.pattern.items():
+            if not base or row.name == base:
+                raise ValueError(f"the row '{row.name}' has a pattern, and nothing that it is compared with")
+            if name not in known or direction not in (ABOVE, BELOW):
+                right = f"one of {', '.join(known)} is {ABOVE} or {BELOW}"
+                raise ValueError(f"the row '{row.name}' has the pattern {name}: {direction}, but {right}")
+
+
 def _part(name: str, said: dict[str, Any]) -> Section:
     columns = {title: Column(**one) for title, one in said["columns"].items()}
     return Section(name, said.get("overrides", []), columns, said.get("seeds"))
 
 
 def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
-    known = {"name", "overrides", "search", "command", "smoke", "published", "parts", "x", "line", "note"}
+    known = {"name", "overrides", "search", "command", "smoke", "published", "pattern", "parts", "x", "line", "note"}
     published = said.get("published") or {}
     wrong = [
         *(said.keys() - known),
@@ -124,6 +138,7 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
         said.get("command"),
         said.get("smoke", []),
         published,
+        said.get("pattern", {}),
         said.get("parts", list(parts)),
         said.get("x"),
         str(said.get("line", "")),

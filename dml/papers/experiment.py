@@ -133,6 +133,8 @@ class Row:
         smoke: options that make the script short.
         search: options of its own that are tuned, and their values.
         published: by part and column.
+        pattern: of a metric that rows are compared by, `above` or `below`: where the paper has this row, seen from the
+            one that all are compared with.
         parts: which are trained.
         x, line: its place in a figure over numbers.
     """
@@ -143,6 +145,7 @@ class Row:
     command: list[str] | None
     smoke: list[str]
     published: dict[str, dict[str, float]]
+    pattern: dict[str, str]
     parts: list[str]
     x: float | None
     line: str

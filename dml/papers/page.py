@@ -11,7 +11,8 @@ from tabulate import tabulate
 from dml.evaluation.metric import declared
 from dml.files import write_atomically
 from dml.papers.drawing import drawing
-from dml.papers.experiment import Compared, Experiment, Measurement, Tuned
+from dml.papers.experiment import Experiment, Measurement, Tuned
+from dml.papers.verdicts import interval, verdicts
 from dml.reporting.page import render
 
 
@@ -93,7 +94,7 @@ def _cell(published: float | None, metric: str, scale: float, part: str, measure
 
 def markdown(experiment: Experiment) -> str:
     """What was measured, a table a setting and part: mean ± std of so many seeds, and the distance in points from the
-    row that all are compared with."""
+    row that all are compared with; then whether the papers' patterns show."""
     tables = []
     for setting in settings(experiment):
         for part in experiment.parts:
@@ -112,6 +113,8 @@ def markdown(experiment: Experiment) -> str:
             if table:
                 text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
                 tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
+    if said := verdicts(experiment):
+        tables.append("".join(f"- {sentence}\n" for sentence in said))
     if experiment.tuned:
         tuned = [
             {"": one.row, "found": " ".join(one.chosen), "best": number(one.best), "trials": str(len(one.trials))}
@@ -120,11 +123,6 @@ def markdown(experiment: Experiment) -> str:
         text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)
         tables.append(f"Tuned on validation classes:\n\n{text}\n")
     return "\n".join(tables)
-
-
-def interval(found: Compared) -> str:
-    """A difference in points, with its interval."""
-    return f"{100 * found.estimate:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
 
 
 def measured(cell: Cell) -> str:
@@ -197,6 +195,7 @@ def _content(one: Experiment, out: Path) -> dict[str, Any]:
         "drawing": drawing(one, out),
         "sources": sources([*one.tuned, *one.measured]),
         "compared": one.compared,
+        "verdicts": verdicts(one),
         "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
         "measured": len({m.row for m in one.measured}),
     }

@@ -23,6 +23,7 @@ PAPERS = {
     "deml": "DeML",
     "gsp": "GSP",
     "comparison": "All methods under one budget",
+    "patterns": "The papers' patterns on Cars196",
     "losses": "All losses",
 }
 

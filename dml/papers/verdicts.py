@@ -1,0 +1,43 @@
+"""Whether a pattern that a paper reports shows in what was measured here: a sentence for each row that has one."""
+
+from dml.evaluation.metric import metric
+from dml.papers.experiment import Compared, Experiment
+
+ABOVE, BELOW = "above", "below"
+
+
+def verdicts(experiment: Experiment) -> list[str]:
+    """A sentence for each comparison that was measured and that a paper says the direction of.
+
+    The verdict goes by the 95 % interval of the difference over test classes: it shows where the whole interval lies on
+    the paper's side of zero, is the other way round where it lies on the other side, and is open otherwise.
+    """
+    return [
+        _sentence(one, expected)
+        for one in experiment.compared
+        if (expected := experiment.rows[one.row].pattern.get(one.metric)) is not None
+    ]
+
+
+def verdict(found: Compared, expected: str) -> str:
+    """ "shows", "is the other way round" or "is open".
+
+    Args:
+        expected: `above` or `below`: where the paper has the row, seen from the one that it is compared with.
+    """
+    low, high = (found.low, found.high) if expected == ABOVE else (-found.high, -found.low)
+    if low > 0:
+        return "shows"
+    return "is the other way round" if high < 0 else "is open"
+
+
+def interval(found: Compared) -> str:
+    """A difference in points, with its interval."""
+    return f"{100 * found.estimate:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+
+
+def _sentence(found: Compared, expected: str) -> str:
+    setting = f" with {' '.join(found.changes)}" if found.changes else ""
+    where = f"{found.row}, {found.part}{setting}: the paper has it {expected} {found.against} in"
+    measured = f"{metric(found.metric).title}; here it lies {interval(found)} points from it"
+    return f"{where} {measured}. The pattern {verdict(found, expected)}."

@@ -1,0 +1,97 @@
+"""Whether a paper's pattern shows, in a sentence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dml.errors import UserError
+from dml.papers.catalogue import read_experiment
+from dml.papers.experiment import Compared
+from dml.papers.page import markdown, write_page
+from dml.papers.verdicts import verdict, verdicts
+
+LITTLE = """
+title: Little
+source: nobody
+seeds: [0]
+compared_with: four
+parts:
+  Cars: {columns: {R@1: {metric: test/recall@1, scale: 100}}}
+rows:
+  - {name: four, overrides: []}
+  - {name: one, overrides: [method.M=1], pattern: {recall@1: below}}
+  - {name: two, overrides: [method.M=2]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path)
+    (tmp_path / "us").mkdir()
+    (tmp_path / "us" / "little.yaml").write_text(LITTLE)
+    return tmp_path
+
+
+def difference(low: float, high: float, row: str = "one", metric: str = "recall@1") -> Compared:
+    return Compared(row, "Cars", [], metric, "four", (low + high) / 2, low, high, 0.01, [3, 3])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected", "said"),
+    [
+        (0.01, 0.02, "above", "shows"),
+        (-0.02, -0.01, "above", "is the other way round"),
+        (-0.01, 0.01, "above", "is open"),
+        (0.01, 0.02, "below", "is the other way round"),
+        (-0.02, -0.01, "below", "shows"),
+        (-0.01, 0.01, "below", "is open"),
+        (0.0, 0.02, "above", "is open"),
+        (-0.02, 0.0, "below", "is open"),
+    ],
+)
+def test_it_goes_by_the_whole_interval(low: float, high: float, expected: str, said: str) -> None:
+    assert verdict(difference(low, high), expected) == said
+
+
+def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> None:
+    little = read_experiment("us/little")
+    assert not verdicts(little)
+    others = [difference(-0.02, -0.01, "two"), difference(-0.02, -0.01, "one", "map@r")]
+    little = replace(little, compared=[difference(-0.031, -0.012), *others])
+    sentence = (
+        "one, Cars: the paper has it below four in Recall@1; here it lies -2.15 (-3.10 to -1.20) points from it."
+        " The pattern shows."
+    )
+    assert verdicts(little) == [sentence]
+    assert f"- {sentence}\n" in markdown(little)
+    assert sentence in write_page([little], folder / "page").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "{recall@1: below}",
+            "{recall@1: lower}",
+            "the row 'one' has the pattern recall@1: lower, but one of recall@1",
+        ),
+        (
+            "{recall@1: below}",
+            "{accuracy: below}",
+            "the row 'one' has the pattern accuracy: below, but one of recall@1",
+        ),
+        (
+            "compared_with: four",
+            "compared_with: one",
+            "the row 'one' has a pattern, and nothing that it is compared with",
+        ),
+        ("compared_with: four\n", "", "the row 'one' has a pattern, and nothing that it is compared with"),
+    ],
+)
+def test_patterns_that_say_nothing(folder: Path, old: str, new: str, said: str) -> None:
+    file = folder / "us" / "little.yaml"
+    file.write_text(LITTLE.replace(old, new))
+    with pytest.raises(UserError, match=r"little\.yaml is no experiment: ") as refused:
+        read_experiment("us/little")
+    assert said in str(refused.value)
