@@ -110,14 +110,14 @@ def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictCo
     (search,) = searches(little, ["ABE"])
     (tmp_path / search.key).mkdir()
     searched(search, tmp_path, configure)
-    with pytest.raises(UserError, match="us/table1, ABE: no trial ended well"):
+    with pytest.raises(UserError, match="us/table1, ABE: all trials of the search failed"):
         tuned(search, [], tmp_path)
 
 
 def test_examples_are_the_first_of_a_range(little: Experiment) -> None:
     (search,) = searches(little, ["ABE"])
     assert example(search)[-2:] == ["lr=0.0001", "method.M=2"]
-    with pytest.raises(UserError, match="lr=3 is searched in no range or choice"):
+    with pytest.raises(UserError, match="lr=3 is no range or choice"):
         example(replace(search, options=("lr=3",)))
 
 
