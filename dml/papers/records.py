@@ -113,8 +113,8 @@ def keep(
 ) -> Path:
     """Adds measurements, comparisons and searches to the record of an experiment.
 
-    They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the same metrics
-    as before keeps its commit, date and hardware. A comparison of fewer runs than the recorded one is dropped.
+    They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
+    same metrics as before keeps its commit, date and hardware. A comparison of fewer runs than before is dropped.
 
     Returns:
         The file of the record.
