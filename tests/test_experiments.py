@@ -353,7 +353,7 @@ def test_mistakes(
 def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
-    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown R@2"):
+    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown key, part or column 'R@2'"):
         find(["us"])
 
 
