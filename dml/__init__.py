@@ -12,13 +12,13 @@ __version__ = "0.1.0"
 
 
 def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Any:
-    """What a run has learned, ready to embed: an `Embedder`, see `dml.inference.load.load`."""
-    # By name: packages below that one import this module, for its version.
+    """Loads a trained network and returns an `Embedder`, which embeds images: see `dml.inference.load.load`."""
+    # Imported by name: packages below that one import this module for its version, which would be a circle.
     return import_module("dml.inference.load").load(place, checkpoint, device)
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Imports, which take seconds, make other errors of an interrupt, and leave nothing to be put in order."""
+    """Ends at once during imports: these turn an interrupt into other errors, and there is nothing to save yet."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(130)
@@ -34,8 +34,8 @@ def _at_the_end(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.__excepthook__(kind, error, traceback)
 
 
-# So it is named while `python -m dml.x` imports what x lies in: a command, and no library.
+# argv is ["-m"] while `python -m dml.x` imports its package: so this is a command, and dml is not used as a library.
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = _at_the_end
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored, where the shell says so
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the shell has said to ignore it
         signal.signal(signal.SIGINT, _ctrl_c)

@@ -1,6 +1,7 @@
-"""`python -m dml.aggregate FOLDER...`: what the trainings of MLRC's folds come to together.
+"""`python -m dml.aggregate FOLDER...`: MAP@R and other metrics over the trainings of MLRC's folds.
 
-Embeddings of one training stand alone (separated), or those of one training a fold stand side by side (concatenated).
+The model of each training is tested alone (separated), and the embeddings of one model of each fold are put side by
+side (concatenated).
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from dml.launch.arguments import Arguments
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.aggregate", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of runs or sweeps")
     parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
     options = parser.parse_args()
     from dml.analysis.mlrc import write_aggregate

@@ -1,12 +1,12 @@
 """`python -m dml.dashboard --project P`: a W&B workspace with the panels that compare methods, and a report of them.
 
-Runs are shown by group: those that differ in their repetition alone are one line with its standard deviation. With no
-key at hand, or with --print, both are built and checked, and their definitions printed.
+Runs are shown by group: runs that are repetitions of each other are one line with its standard deviation. Without a key
+for W&B, or with --print, both are built and checked, and their definitions printed.
 
     python -m dml.dashboard --project P --sweep-file sweep.yaml method=abe method.M=1,2,4 seed=0,1
 
-writes what follows, a sweep as after `python -m dml.run -m`, as a file for `wandb sweep` (--print: prints it). It takes
-no key.
+writes a file for `wandb sweep` (or prints it, with --print). The options are those of a sweep, as after
+`python -m dml.run -m`. This needs no key.
 """
 
 from pathlib import Path
@@ -21,16 +21,18 @@ def main() -> None:
     parser = Arguments(prog="python -m dml.dashboard", description=__doc__)
     parser.add_argument("--project", required=True, help="W&B project, as in logger.wandb.project")
     parser.add_argument("--entity", help="user or team; default: yours")
-    parser.add_argument("--name", default="Methods compared", help="of the workspace and the report")
+    parser.add_argument("--name", default="Methods compared", help="name of the workspace and of the report")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the definition, send nothing")
     parser.add_argument("--sweep-file", type=Path, metavar="FILE", help="write a sweep instead")
-    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE,VALUE", help="of the sweep")
+    parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE,VALUE", help="options of the sweep")
     options = parser.parse_intermixed_args()
     for option in ("project", "name"):
         if not getattr(options, option).strip():
-            raise UserError(f"--{option} is empty: name one.")
+            raise UserError(f"--{option} is empty: give a name.")
     if wrong := set(options.project) & set("/\\#?%:"):
-        raise UserError(f"--project {options.project} holds {' '.join(sorted(wrong))}, which W&B takes in no project.")
+        raise UserError(
+            f"--project {options.project} has {' '.join(sorted(wrong))}, which W&B does not allow: choose another."
+        )
     if options.sweep_file is not None:
         from dml.launch.wandb_sweep import write_sweep
 
@@ -39,7 +41,7 @@ def main() -> None:
         )
         return
     if options.overrides:
-        raise UserError(f"{options.overrides[0]} is of a sweep, which --sweep-file FILE writes.")
+        raise UserError(f"{options.overrides[0]} is an option of a sweep: add --sweep-file FILE, or leave it out.")
     from dml.reporting.dashboard import send
 
     send(options.project, options.entity, options.name, options.only_print)

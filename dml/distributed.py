@@ -1,7 +1,7 @@
-"""What a loss needs to see the global batch on every rank, and what divides an evaluation among them.
+"""Communication between ranks: gathers the global batch for a loss, and divides an evaluation among the ranks.
 
 Lightning's `all_gather(sync_grads=True)` was passed over: it rests on `torch.distributed.nn.functional`,
-which current torch deprecates with a warning at every step.
+for which current torch gives a deprecation warning at every step.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,10 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """`[b,...]` of every rank -> `[B,...]` in rank order, without gradient; `rows` itself on a single process."""
+    """Gathers `[b,...]` of every rank to `[B,...]` in rank order, without gradient; a single process gets `rows` back.
+
+    All ranks need the same b.
+    """
     if not _several():
         return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
@@ -49,12 +52,12 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """`[b,...]` of every rank, equal b on all, -> `[B,...]` in rank order, with gradient to every rank's part; `rows`
-    itself on a single process.
+    """Gathers `[b,...]` of every rank to `[B,...]` in rank order, with gradients; a single process gets `rows` back.
 
-    The backward pass sums the gradients that all ranks' (equal) losses send to this rank's rows: world size times
-    the gradient of one loss, which DDP's averaging of parameter gradients divides by the world size again. Two
-    ranks with half the batch each then take the step of one rank with the whole batch.
+    All ranks need the same b. In the backward pass the losses of all ranks, which are equal, send gradients to this
+    rank's rows, and these are summed. The sum is world size times the gradient of one loss; when DDP averages the
+    gradients of parameters, it divides by the world size again. Two ranks with half the batch each therefore take the
+    step of one rank with the whole batch.
     """
     if not _several():
         return rows
@@ -62,26 +65,32 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def host_group() -> ProcessGroup | None:
-    """A group of all processes that talks without their devices; None: the group that there is does, or there is one
-    process alone. All processes have to ask for it."""
+    """Makes a group of all processes that communicates through host memory (gloo).
+
+    Returns None for a single process, or if the default group already uses gloo. All processes have to call it.
+    """
     if not _several() or get_backend() == "gloo":
         return None
     group = new_group(backend="gloo")
-    assert isinstance(group, ProcessGroup)  # which all are in
+    assert isinstance(group, ProcessGroup)  # every process is a member
     return group
 
 
 def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
-    """Whether some rank found something, on all ranks; no rank waits for a device. `group`: see `host_group`."""
+    """Tells every rank whether `found` is true on at least one rank, without waiting for a device.
+
+    Args:
+        group: what `host_group` returned.
+    """
     if not _several():
         return found
     ranks = torch.tensor(int(found))
-    all_reduce(ranks, group=group)  # a sum
+    all_reduce(ranks, group=group)  # the sum over ranks
     return bool(ranks)
 
 
 def of_first(value: Tensor) -> Tensor:
-    """The first rank's value, of any shape, on all ranks."""
+    """Returns the first rank's value on all ranks. Shape and type have to be the same on all."""
     if not _several():
         return value
     told = value.clone()
@@ -94,27 +103,30 @@ def _several() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this is the first process of the run, also before the others are a group with it."""
+    """Returns whether this is the first process of the run. Works before the process group exists, too."""
     return not getattr(rank_zero_only, "rank", 0)
 
 
 def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tiles of this rank: of n ranks, rank r has tiles r, r + n, r + 2n and so on; a single process has all."""
+    """Returns the tiles of this rank: of n ranks, rank r has tiles r, r + n, r + 2n, ...; a single process has all."""
     return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
 
 
 def sum_of_shards(values: Tensor) -> Tensor:
-    """Values that each rank computed for its share and left at zero elsewhere, put together on all ranks, exactly."""
+    """Adds up the values of all ranks, on all ranks.
+
+    Each rank computes its share and leaves zeros elsewhere, so the sum is exact.
+    """
     if not _several():
         return values
-    # NCCL sends what lies on the GPU alone.
+    # NCCL can only send tensors on the GPU.
     there = values.to("cuda") if get_backend() == "nccl" else values.clone()
     all_reduce(there)
     return there.to(values.device)
 
 
 def from_all_ranks(found: T) -> list[T]:
-    """What each rank found, in rank order, on all ranks: plain containers and arrays."""
+    """Returns the values of all ranks in rank order, on all ranks. Values are plain containers and arrays."""
     if not _several():
         return [found]
     of_ranks: list[Any] = [None] * get_world_size()

@@ -1,8 +1,9 @@
-"""`python -m dml.export RUN [-o FOLDER] [--format onnx|torch|both]`: a trained embedding that needs nothing of dml.
+"""`python -m dml.export RUN [-o FOLDER] [--format onnx|torch|both]`: a trained network that runs without dml.
 
 model.pt2 (`torch.export.load(path).module()`) and model.onnx map images `[B,3,H,W]` in 0..1, of the run's image_size,
-to embeddings `[B,D]` of unit norm, for any B; mean and deviation of the backbone are inside. What was written is read
-again and compared with the run on random images. model.json says what an image goes through before, and the rest.
+to embeddings `[B,D]` of unit norm, for any B; they normalise images by the backbone's mean and deviation themselves.
+After writing, they are read again and compared with the run on random images. model.json says, among other things, how
+images have to be transformed first.
 """
 
 from pathlib import Path

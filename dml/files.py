@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and files of strangers, which are read as data and never run."""
+"""Writes files completely or not at all, and reads files of strangers as data, without running code in them."""
 
 import errno
 import json
@@ -27,11 +27,11 @@ log = logging.getLogger("dml")
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 NETWORK, CONFIG = "model.safetensors", "config.yaml"
-LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file: a run's has some thousand bytes and five levels
+LARGEST, DEEPEST = 1 << 20, 50  # limits of a YAML file, in bytes and levels; a run's has some thousand and five
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Writes a file beside it, then renames that: a kill or a power cut leaves the old file or the new one, whole."""
+    """Writes a file under another name and renames it: a kill or a power cut leaves the old file or the new one."""
     with atomic_path(path) as new, new.open("w") as file:
         file.write(content)
         file.flush()
@@ -40,7 +40,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A path to write to, which is renamed to `path` at the end, or removed where writing failed."""
+    """Gives a path to write to. At the end it is renamed to `path`, or removed if writing failed."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield new
@@ -52,14 +52,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]:
-    """One process at a time holds a file, which is removed at the end; the hold ends with the process, however it ends.
+    """Locks a file: only one process at a time can hold it. The file is removed at the end.
 
-    On a file system without locks nothing is held, and a warning says so.
+    The lock ends with the process, however that ends. On a file system without locks nothing is locked, and a warning
+    says so.
 
     Args:
-        path: of the file, which is nothing but the lock.
-        taken: called where another process holds it. It raises what it has to say, or says it and returns: then this
-            process waits.
+        path: of the file, which serves only as the lock.
+        taken: called if another process holds the lock. If it returns, this process waits for the lock; it may raise an
+            error instead.
 
     Raises:
         OSError: the file cannot be made.
@@ -75,24 +76,24 @@ def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
             raise
-        log.warning("%s cannot be locked (%s): let no second process write there.", path.parent, error)
+        log.warning("%s cannot be locked (%s): make sure that no second process writes there.", path.parent, error)
     try:
         yield
     finally:
         if lock.is_locked:
-            with suppress(OSError):  # where open files cannot be removed
+            with suppress(OSError):  # some systems cannot remove open files
                 path.unlink()
         lock.release()
 
 
 def torn(folder: Path, suffix: str) -> list[Path]:
-    """Files that `atomic_path` had not finished when the process was killed; only names that end in `suffix`."""
+    """Finds the files that `atomic_path` left unfinished when a process was killed, with names that end in `suffix`."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
     return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Checkpoints that are written beside, flushed to the disk, then renamed; of `last.ckpt` the one before is kept.
+    """Plugin that writes a checkpoint under another name, flushes it to the disk and renames it; keeps the one before.
 
     Lightning's own saving goes through fsspec's transaction, which moves the file from a temporary folder: across
     file systems that is a copy, and a kill leaves half of it.
@@ -111,7 +112,7 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 def sound(path: Path) -> bool:
-    """Whether a checkpoint is there and whole: the checksums of all its parts hold."""
+    """Returns whether a checkpoint exists and is undamaged, by the checksums of its parts."""
     try:
         with ZipFile(path) as parts:
             return parts.testzip() is None
@@ -120,14 +121,13 @@ def sound(path: Path) -> bool:
 
 
 def read_tensors(path: Path, *, mmap: bool = False) -> Any:
-    """What `torch.save` wrote, on the CPU: tensors and plain containers, and nothing that runs code; or a
-    `.safetensors` file.
+    """Reads a file of `torch.save` or a `.safetensors` file to the CPU: tensors and plain containers, never code.
 
     Args:
-        mmap: read it as it is used.
+        mmap: whether parts of it are read only when they are used.
 
     Raises:
-        UserError: it cannot be read, or is none.
+        UserError: it cannot be read, or is neither.
     """
     safe = path.suffix == ".safetensors"
     try:
@@ -136,34 +136,33 @@ def read_tensors(path: Path, *, mmap: bool = False) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
     except SafetensorError as error:
         raise UserError(f"{path} is no safetensors file ({error}): use another.") from error
-    except Exception as error:  # of bytes that it did not write torch raises whatever its parsers come upon
+    except Exception as error:  # on foreign bytes, torch raises whatever error its parsers run into
         raise UserError(
             f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."
         ) from error
 
 
 def read_json(path: Path) -> Any:
-    """Raises UserError for a file that cannot be read or is no JSON."""
+    """Reads a JSON file. Raises UserError if it cannot be read or is not valid JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: it is no JSON.") from error
+        raise UserError(f"{path} is damaged: it is not valid JSON.") from error
 
 
 def read_yaml(path: Path) -> Any:
-    """A YAML file in the form that ours have, without anchors, as plain containers; references stay as they are.
+    """Reads a YAML file as plain containers. References (`${...}`) stay as they are.
 
-    A few lines of anchors can stand for more values than a machine has memory for.
+    Anchors are refused: a few lines of them can stand for more values than fit into memory.
 
     Raises:
-        UserError: it cannot be read, is no YAML, or in another form: with anchors, larger than 1 MiB, nested deeper
-            than 50.
+        UserError: it cannot be read, is not YAML, has anchors, is larger than 1 MiB, or is nested deeper than 50.
     """
     try:
         if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, as no configuration is: it is not read.")
+            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, more than any configuration: it is not read.")
         text = path.read_text(encoding="utf-8")
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -178,21 +177,21 @@ def read_yaml(path: Path) -> Any:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is damaged: it is no YAML.") from error
+        raise UserError(f"{path} is damaged: it is not valid YAML.") from error
 
 
 def refers(node: Any) -> bool:
-    """Whether plain containers hold a reference of OmegaConf's, which can grow as anchors do."""
+    """Returns whether plain containers have a reference of OmegaConf (`${...}`), which can grow like an anchor."""
     if isinstance(node, dict):
         return any(refers(part) for part in (*node.keys(), *node.values()))
     return any(map(refers, node)) if isinstance(node, list | tuple) else isinstance(node, str) and "${" in node
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint of a run, on the CPU, read as it is used; or what `write_network` wrote, as one.
+    """Reads a checkpoint of a run to the CPU, parts of it only when they are used; or a file of `write_network`.
 
     Raises:
-        UserError: it is none, or damaged.
+        UserError: it is damaged, or no checkpoint of a run.
     """
     if path.name == NETWORK:
         return _network(path)
@@ -209,12 +208,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], step: int) -> None:
-    """A trained network without a pickle: `model.safetensors`, and `config.yaml`, of which it is built again.
+    """Writes a trained network without a pickle: `model.safetensors`, and `config.yaml` to build it from.
 
     Args:
-        tensors: on the CPU, no two in one memory.
+        tensors: on the CPU; no two may share memory.
         config: plain containers, without references.
-        step: of the training, kept among the words of the file of weights.
+        step: of the training; it goes into the metadata of `model.safetensors`.
     """
     write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
     laid_out = {name: value.contiguous() for name, value in tensors.items()}
@@ -237,6 +236,6 @@ def _network(path: Path) -> dict[str, Any]:
 
 
 def _of_a_run(config: Any) -> bool:
-    """Whether plain containers are the configuration of a run, as it is saved: without references."""
+    """Returns whether plain containers have the parts of a run's configuration."""
     parts = ("runtime", "method", "backbone", "head", "loss", "trainer", "paths", "protocol", "dataset")
     return isinstance(config, dict) and all(isinstance(config.get(part), dict) for part in parts)

@@ -1,10 +1,10 @@
-"""`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that a trained run sees nearest to others.
+"""`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that are nearest to query images.
 
-GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of a search before, whose vectors are used
-again. Similarities are cosines of whole embeddings. FOLDER gets results.html; of images vectors.npz; and index.faiss,
-an index for other programs. A gallery.npy is read where it lies: exact search holds a block of it, --index hnsw the
-vectors and their graph, ivfpq a thirtieth of them. The recall of these two is measured, and their effort raised until
-it is --min-recall.
+GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of an earlier search, whose vectors are used
+again. Similarities are cosines of whole embeddings. FOLDER gets results.html; vectors.npz if GALLERY is images; and
+index.faiss, an index for other programs. A gallery.npy is read in blocks: exact search holds one block in memory,
+--index hnsw the vectors and their graph, ivfpq a thirtieth of the vectors. The recall of these two is measured, and
+their search effort raised until it is at least --min-recall.
 """
 
 from pathlib import Path
@@ -27,9 +27,14 @@ def main() -> None:
     )
     parser.add_argument("--index", choices=INDEXES, help="default: the one that GALLERY has, else flat, which is exact")
     parser.add_argument(
-        "--min-recall", type=float, default=MIN_RECALL, help="of hnsw and ivfpq, measured (default: %(default)s)"
+        "--min-recall",
+        type=float,
+        default=MIN_RECALL,
+        help="measured recall that hnsw and ivfpq have to reach (default: %(default)s)",
     )
-    parser.add_argument("--threshold", action="store_true", help="leave out what dml.threshold says is no match")
+    parser.add_argument(
+        "--threshold", action="store_true", help="leave out images below the threshold that dml.threshold chose"
+    )
     embedding_options(parser)
     options = parser.parse_args()
     from dml.inference.search import search

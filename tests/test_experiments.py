@@ -323,15 +323,15 @@ def test_a_step_of_a_row(little: Experiment) -> None:
         (["run", "abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
         (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
-        (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is for --seeds to say"),
-        (["record", "abe/table2", "--set", "paths.data_dir=x"], "--set paths.data_dir=x is for --out to say"),
+        (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is not possible: use --seeds instead"),
+        (["record", "abe/table2", "--set", "paths.data_dir=x"], "=x is not possible: use --out, or DML_DATA and"),
         (["report", "abe/table2", "--out", "/dev/null/x"], "/dev/null/x cannot be written or read (Not a directory)"),
         (["run", "abe/table2", "--seeds", "-1", "--dry-run"], "--seeds=-1 has to be"),
         (["run", "abe/table2", "--dry-run", "--record"], "--record: not allowed with argument --dry-run"),
         (["record", "abe/table2", "--sizes", "--set", "lr=1"], "leave out --set"),
         (["run", "abe/table2", "--set", "method=ABE"], "method=ABE is unknown: did you mean abe?"),
         (["run", "abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
-        (["table", "abe/figure5"], "nothing of abe/figure5 was measured"),
+        (["table", "abe/figure5"], "nothing was measured yet for abe/figure5"),
     ],
 )
 def test_mistakes(
@@ -351,7 +351,7 @@ def test_mistakes(
 def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
-    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown R@2"):
+    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown key, part or column 'R@2'"):
         find(["us"])
 
 
@@ -372,7 +372,7 @@ def test_the_subcommands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert " lr=0.5 'seed=choice(3)' " in printed
     assert printed.count("\n") == 1
     command(monkeypatch, "record", "us", *out)
-    assert capsys.readouterr().out == "Nothing of us/table1 is finished: nothing was recorded.\n"
+    assert capsys.readouterr().out == "No training of us/table1 is finished: nothing was recorded.\n"
     command(monkeypatch, "record", "us", "--sizes")
     assert read_experiment("us/table1").measured
     command(monkeypatch, "table", "us")

@@ -115,7 +115,7 @@ def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictCo
     (search,) = searches(little, ["ABE"])
     (tmp_path / search.key).mkdir()
     searched(search, tmp_path, configure)
-    with pytest.raises(UserError, match="us/table1, ABE: no trial ended well"):
+    with pytest.raises(UserError, match="us/table1, ABE: all trials of the search failed"):
         tuned(search, [], tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""What `python -m dml.smoke` measures: parts that run in processes of their own, their figures, table and drawing."""
+"""The check `python -m dml.smoke`: its parts, each in a process of its own, and the table and drawing of results."""

@@ -1,4 +1,4 @@
-"""The loop that a training is compared with: written by hand, with nothing around it, on images that are there."""
+"""The bare loop that a training is compared with: written by hand, without callbacks, on images already in memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,11 +40,11 @@ def _small(dim: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """One network, said twice.
+    """One network, for a run of dml and for the bare loop.
 
     Attributes:
-        options: of a run.
-        make: images `[B,3,H,W]` -> `[B,dim]`, of the library that has it.
+        options: those of a run that trains it.
+        make: from the width `dim` of the embedding to the library's network, `[B,3,H,W]` -> `[B,dim]`.
     """
 
     options: tuple[str, ...]
@@ -60,9 +60,9 @@ NETWORKS = {
 
 
 def multi_similarity(embeddings: Tensor, labels: Tensor) -> Tensor:
-    """Multi-similarity of the pairs that its miner leaves (Wang et al. 2019), with the usual numbers.
+    """Returns the multi-similarity loss of the pairs that its miner selects (Wang et al. 2019), in the usual setting.
 
-    The formula once more, so that the loop has nothing of ours; a test compares the two.
+    It is written here once more so that the bare loop uses nothing of dml; a test compares the two.
 
     Args:
         embeddings: `[N,d]` of unit norm.
@@ -82,9 +82,10 @@ def multi_similarity(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 class Bare:
-    """Steps of a network with a linear head: forward, loss, backward, AdamW.
+    """Training steps of a network with a linear head: forward, loss, backward, AdamW.
 
-    Compiled with its loss as one graph; bfloat16 by autocast, channels last, on images that lie on the device.
+    Network and loss are compiled as one graph. It uses channels last, bfloat16 by autocast if the sizes say so, and
+    images that lie on the device. Calling it takes so many steps.
     """
 
     def __init__(self, network: str, sizes: Sizes) -> None:
@@ -113,5 +114,5 @@ class Bare:
 
     @property
     def parameters(self) -> int:
-        """How many the network has."""
+        """Returns the number of parameters of the network."""
         return sum(parameter.numel() for parameter in self.network.parameters())

@@ -1,4 +1,4 @@
-"""All parts, their table, and for a GPU the file and the drawing that are kept."""
+"""Runs all parts, prints their table, and keeps a GPU's figures in a file with a drawing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from dml.runs.provenance import commit
 
 
 def kept_in() -> Path:
-    """Where the figures of a GPU are kept: in the checkout; of a wheel, here."""
+    """Returns the file for a GPU's figures: in the checkout, or in the working directory without a checkout."""
     folder = CONF.parent / "experiments" / "bench"
     return (folder if (CONF.parent / "pyproject.toml").exists() else Path()) / "gpu.json"
 
@@ -28,18 +28,20 @@ def check(
     sizes: Sizes | None = None,
     parts: Mapping[str, str] = running.PARTS,
 ) -> bool:
-    """Measures, prints, keeps.
+    """Measures the parts, prints the results, and keeps them in a file.
 
     Args:
-        only: names of parts; none: all.
-        out: JSON, with a drawing beside it; None: `kept_in()` for a GPU, nothing is kept for a CPU.
-        sizes, parts: other ones than those of the GPU and the CPU.
+        gpu: whether a GPU is measured; else the small check runs on the CPU.
+        minutes: time for all parts together.
+        only: names of parts; empty: all.
+        out: the JSON file; the drawing goes beside it. None: `kept_in()` for a GPU, no file for a CPU.
+        sizes, parts: used in place of the usual ones.
 
     Returns:
-        Whether nothing failed.
+        True if nothing failed.
 
     Raises:
-        UserError: no GPU; a file that cannot be written or holds something else.
+        UserError: there is no GPU, or the file cannot be written or has other content.
     """
     sizes = sizes or (GPU if gpu else CPU)
     check_device(sizes.device)
@@ -54,7 +56,7 @@ def check(
     for name, outcome in running.carry_out(names, sizes, 60 * minutes, parts):
         outcomes[name] = outcome
         if path is not None and not kept.keep(path, name, outcome, stamp, list(parts)):
-            outcome.add(Remark("kept", f"{path.name} keeps the figures that it had of this part."))
+            outcome.add(Remark("kept", f"{path.name} keeps the figures that it had for this part."))
     page.print_table(outcomes)
     if path is not None:
         written = [path, *page.draw(kept.read(path), path.with_suffix(".png"))]
@@ -63,9 +65,9 @@ def check(
 
 
 def _check_place(path: Path) -> None:
-    """Raises UserError before anything is measured in vain."""
+    """Raises UserError if the file cannot be used, before anything is measured in vain."""
     if path.suffix != ".json":
-        raise UserError(f"-o {path} has to end in .json: the drawing beside it ends in .png.")
+        raise UserError(f"-o {path} has to end in .json: the drawing gets the same name with .png.")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(f"{path.parent} is no folder that can be written: name another file with -o.")
+        raise UserError(f"{path.parent} is no folder that can be written to: name another file with -o.")
     kept.read(path)

@@ -1,4 +1,4 @@
-"""Exact retrieval metrics beside a search by faiss and beside the bare product of all embeddings."""
+"""Time of the exact retrieval metrics, beside a search by faiss and the bare matrix product of all embeddings."""
 
 import importlib.util
 import statistics
@@ -15,14 +15,14 @@ from dml.evaluation.metrics import evaluate
 from dml.evaluation.scores import TILE
 
 KS = (1, 10, 100, 1000)
-GOAL = Goal(1.0, at_most=True)  # seconds, of SOP's test set at 512 dimensions
-NOISE = {128: 1.45, 512: 2.35}  # of a unit vector: Recall@1 near 0.7 for 60,502 items
+GOAL = Goal(1.0, at_most=True)  # seconds, for SOP's test set at 512 dimensions
+NOISE = {128: 1.45, 512: 2.35}  # by width, relative to a unit vector: gives a Recall@1 near 0.7 for 60,502 items
 
 
 def embeddings_like_sop(n: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Unit-norm clusters of 2 to 12 items like SOP's products, shuffled: `[n,dim]`, `[n]`."""
+    """Samples embeddings `[n,dim]` of unit norm and labels `[n]`: shuffled clusters of 2 to 12 items, as SOP has."""
     generator = torch.Generator().manual_seed(0)
-    # Most products have few images: the smaller of two draws has mean 5.2, SOP's test set 5.3.
+    # Most products have few images: the smaller of two draws has a mean of 5.2, classes of SOP's test set of 5.3.
     sizes = torch.randint(2, 13, (2, n), generator=generator).amin(0)
     labels = torch.repeat_interleave(torch.arange(n), sizes)[:n]
     centres = normalize(torch.randn(n, dim, generator=generator))
@@ -33,14 +33,14 @@ def embeddings_like_sop(n: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def bare_product(points: Tensor) -> None:
-    """The same blocks as ours, the result dropped."""
+    """Computes the product of all embeddings in the same blocks as `evaluate`, and drops the result."""
     strip = points.new_empty(TILE, len(points))
     for block in points.split(TILE):
         torch.mm(block, points.T, out=strip[: len(block)])
 
 
 def faiss_search(points: Tensor) -> str:
-    """The nearest that Recall@1000 needs. Returns where: on the GPU where the embeddings and faiss are there."""
+    """Finds the 1001 nearest, as Recall@1000 needs. Returns where: "GPU" if embeddings and faiss have one, or "CPU"."""
     import faiss
 
     vectors, k = points.cpu().numpy(), min(KS[-1] + 1, len(points))

@@ -1,6 +1,6 @@
-"""Images a second that a loader gives for each word of `dataset.cache`, beside what a step takes.
+"""Images per second that the loader gives for each value of `dataset.cache`, beside those that a training step takes.
 
-A GPU waits for images where a step takes them faster than the loader gives them: it is busy for the ratio of the two.
+If a step takes images faster than the loader gives them, the GPU waits. It is busy for the ratio of the two.
 """
 
 import statistics
@@ -25,7 +25,7 @@ BUSY = Goal(95)  # %
 
 
 def parts_of(options: Sequence[str], device: torch.device) -> Parts:
-    """Of a run of one process whose training is on a device, without its trainer."""
+    """Builds the parts of a run of one process on a device, with a stand-in for its trainer."""
     parts = build(composed(*options))
     ranks = {"global_rank": 0, "world_size": 1, "num_devices": 1}
     trainer: Any = SimpleNamespace(
@@ -36,10 +36,10 @@ def parts_of(options: Sequence[str], device: torch.device) -> Parts:
 
 
 class Loading:
-    """A loader alone.
+    """Times the training loader alone, without a model.
 
     Args:
-        settle: batches before the first that are timed: what it may have ready.
+        settle: batches that are taken before any is timed: the loader may have these ready.
     """
 
     def __init__(self, parts: Parts, device: torch.device, settle: int = 1) -> None:
@@ -48,7 +48,7 @@ class Loading:
             next(self.batches)
 
     def __call__(self, batches: int) -> float:
-        """Images a second."""
+        """Takes so many batches. Returns images per second."""
         started = now(self.device)
         images = sum(len(next(self.batches)["image"]) for _ in range(batches))
         return images / (now(self.device) - started)

@@ -1,4 +1,4 @@
-"""Files of images to train on, drawn."""
+"""Image files to train on, generated."""
 
 from pathlib import Path
 
@@ -7,10 +7,14 @@ from PIL import Image
 
 
 def drawn(root: Path, count: int, side: int, classes: int = 2) -> Path:
-    """JPEGs of a gradient with some noise, which compress about as photographs do: `root/class/i.jpg`.
+    """Writes JPEGs of a gradient with noise, which compress about as photographs do: `root/class C/I.jpg`.
 
     Args:
-        side: the longer one; the other is three quarters of it.
+        count: number of images.
+        side: the longer side in pixels; the other is three quarters of it.
+
+    Returns:
+        `root`.
     """
     rng, (h, w) = np.random.default_rng(0), (side * 3 // 4, side)
     ramp = np.linspace(0, 255, w)[None, :, None] * np.linspace(0.3, 1, h)[:, None, None]

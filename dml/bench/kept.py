@@ -1,4 +1,4 @@
-"""The file in which the newest figures of all parts are kept."""
+"""The JSON file that keeps the newest figures of each part."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ Kept = dict[str, dict[str, Any]]  # by part: date, commit, hardware, versions, s
 
 
 def read(path: Path) -> Kept:
-    """What a file has; nothing where there is none.
+    """Reads the file; empty if there is none.
 
     Raises:
-        UserError: it is damaged, or none of ours.
+        UserError: it is damaged, or not a file of `dml.smoke`.
     """
     if not path.exists():
         return {}
@@ -25,7 +25,7 @@ def read(path: Path) -> Kept:
         for part in content.values():
             list(figures_of(part))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} holds no figures of dml.smoke: name another file with -o.") from error
+        raise UserError(f"{path} is not a file of figures of dml.smoke: name another file with -o.") from error
     kept: Kept = content
     return kept
 
@@ -38,14 +38,14 @@ def figures_of(part: Mapping[str, Any]) -> Iterator[Figure]:
 
 
 def keep(path: Path, part: str, outcome: Outcome, about: Mapping[str, Any], order: Sequence[str]) -> bool:
-    """Puts a part's outcome into the file in place of what was there; figures are not replaced by none.
+    """Writes a part's outcome into the file, in place of its earlier one. Without figures it does not replace figures.
 
     Args:
-        about: when, with what and on what it was measured.
-        order: of the parts in the file.
+        about: date, commit, hardware and versions.
+        order: names of parts in the order that the file has.
 
     Returns:
-        Whether it was put there.
+        Whether it was written.
     """
     kept = read(path)
     if not outcome.figures and kept.get(part, {}).get("figures"):

@@ -1,4 +1,4 @@
-"""Layers that no library has, beside the plain one: GSP's head, and where DeML finds objects."""
+"""Time of layers that no library has: GSP's head beside the plain one, and DeML's search for objects."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ def measure(task: Task) -> Iterator[Record]:
 
 
 def _heads(task: Task) -> Iterator[Record]:
-    """Forward and backward, in the precision of the throughput."""
+    """Times forward and backward passes of the heads, in the precision of the throughput part."""
     sizes, device = task.sizes, task.sizes.where()
     torch.manual_seed(0)
     maps = torch.randn(sizes.batch, sizes.channels, sizes.cells, sizes.cells, device=device)
@@ -49,7 +49,7 @@ def _heads(task: Task) -> Iterator[Record]:
 
 
 def _boxes(task: Task) -> Iterator[Record]:
-    """From the maps of a layer to the box: the random walk of object attention, and the largest part."""
+    """Times how DeML gets from feature maps to boxes: the random walk of object attention, then the largest region."""
     sizes, device = task.sizes, task.sizes.where()
     generator = torch.Generator().manual_seed(0)
     side = 2 * sizes.cells

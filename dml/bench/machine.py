@@ -1,4 +1,4 @@
-"""What figures were measured on, and with which versions."""
+"""The hardware and the package versions that figures were measured with."""
 
 import platform
 import subprocess
@@ -15,7 +15,7 @@ from dml.runs.provenance import hardware
 
 MISSING = "missing"
 
-# By the name under which pip knows it: the module.
+# pip's name of a package -> its module.
 PACKAGES = {
     "torch": "torch",
     "pytorch-lightning": "pytorch_lightning",
@@ -30,7 +30,7 @@ PACKAGES = {
 
 
 def check_device(device: str) -> None:
-    """Raises UserError where there is none."""
+    """Raises UserError if the device is a GPU and there is none."""
     if device == "cuda" and not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         raise UserError(
@@ -40,11 +40,15 @@ def check_device(device: str) -> None:
 
 
 def about(device: str) -> dict[str, Any]:
-    """`hardware`: name, and of a GPU its memory in GiB, compute capability and number; `versions`: by name, also of the
-    driver, CUDA and cuDNN where there is a GPU."""
+    """Describes the machine.
+
+    Returns:
+        `hardware`: name; for a GPU also memory in GiB, compute capability and number of GPUs. `versions`: package ->
+        version; for a GPU also of the driver, CUDA and cuDNN.
+    """
     machine: dict[str, Any] = {"name": hardware(device)}
     versions = {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-    versions["torch"] = torch.__version__  # with its build
+    versions["torch"] = torch.__version__  # with the build, as in +cu124
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         machine |= {
@@ -61,7 +65,7 @@ def about(device: str) -> dict[str, Any]:
 
 
 def _version(name: str) -> str:
-    """Of what would be imported; what was never installed says its version itself."""
+    """Returns the version of a package: that of pip, else the `__version__` of the module."""
     module = PACKAGES[name]
     if find_spec(module) is None:
         return MISSING
@@ -69,7 +73,7 @@ def _version(name: str) -> str:
         return version(name)
     try:
         return str(getattr(import_module(module), "__version__", "unknown"))
-    except Exception as error:  # whatever a package raises that does not fit the others
+    except Exception as error:  # a package that does not fit the others may raise anything
         return f"cannot be imported ({type(error).__name__})"
 
 

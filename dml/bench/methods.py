@@ -1,4 +1,4 @@
-"""Every method trains a few steps, as `python -m dml.run` does, and is evaluated."""
+"""Trains every method for a few steps, as `python -m dml.run` does, and evaluates it."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ STEPS = 3
 
 
 def tiny_options(sizes: Sizes, folder: Path) -> list[str]:
-    """Of a training that takes seconds, without its method and length."""
+    """Returns the options of a training that takes seconds; those of method and length are left to the caller."""
     return [
         *("dataset=glyphs", "dataset.classes=24", "dataset.images_per_class=6", "head.dim=24", "report=false"),
         *("trainer.num_workers=0", "trainer.log_every=1", f"trainer.accelerator={sizes.accelerator}", *sizes.options),

@@ -1,4 +1,4 @@
-"""The table of what was found, and its drawing."""
+"""The table of the results, and their drawing."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, legend_above
 
 
 def written(value: float, unit: str = "") -> str:
-    """Three or four digits, with the unit."""
+    """Writes a number with three or four digits and its unit."""
     digits = f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
     return f"{digits} {unit}".strip()
 
 
 def print_machine(about: Mapping[str, Any]) -> None:
-    """What everything runs on."""
+    """Prints the hardware and the versions."""
     hardware, versions = dict(about["hardware"]), about["versions"]
     said = [hardware.pop("name"), *(f"{name.replace('_', ' ')} {value}" for name, value in hardware.items())]
     print(", ".join(said))
@@ -29,7 +29,7 @@ def print_machine(about: Mapping[str, Any]) -> None:
 
 
 def print_table(outcomes: Mapping[str, Outcome]) -> None:
-    """A line a figure, in Markdown, then what was left out and what failed."""
+    """Prints a Markdown table: one line for each figure, then what was left out and what failed."""
     rows = [(part, figure) for part, outcome in outcomes.items() for figure in outcome.figures]
     goals = any(figure.goal for _, figure in rows)
     table = Table(box=MARKDOWN)
@@ -46,8 +46,10 @@ def print_table(outcomes: Mapping[str, Outcome]) -> None:
 
 
 def drawing(kept: Kept) -> Plot | None:
-    """Images a second of each network, ours beside the bare loop, and every figure that has a goal, in goals; None
-    where nothing has one."""
+    """Draws images per second of each network beside the bare loop, and how far each figure with a goal reaches it.
+
+    Returns None if no figure has a goal.
+    """
     speeds = _speeds(figures_of(kept["throughput"])) if "throughput" in kept else {}
     aimed = [figure for part in kept.values() for figure in figures_of(part) if figure.goal is not None]
     if not aimed:
@@ -80,14 +82,14 @@ def drawing(kept: Kept) -> Plot | None:
 
 
 def _speeds(figures: Iterable[Figure]) -> dict[str, tuple[float, float]]:
-    """By network, ours and the bare loop's."""
+    """Network -> images per second, ours and the bare loop's."""
     found = {figure.name: figure.value for figure in figures if figure.unit == "images/s"}
     names = [name.removesuffix(", ours") for name in found if name.endswith(", ours")]
     return {name: (found[f"{name}, ours"], found[f"{name}, bare loop"]) for name in names}
 
 
 def draw(kept: Kept, path: Path) -> list[Path]:
-    """Writes the drawing, where there is something to draw. Returns what was written."""
+    """Writes the drawing if there is something to draw. Returns the files that were written."""
     if (plot := drawing(kept)) is None:
         return []
     plot.save(path)

@@ -1,4 +1,4 @@
-"""Trainings of several processes: that they take the steps of one, and that too many for the GPUs are told."""
+"""Checks trainings of several processes: they take the steps of one, and more ranks than GPUs are refused."""
 
 import os
 import socket
@@ -21,17 +21,19 @@ from dml.errors import MISTAKE
 from dml.runs.log import read_metrics
 
 STEPS = 5
-APART = 1e-4  # of losses, in double precision
+APART = 1e-4  # the largest difference of losses allowed, in double precision
 
 
 def of_ranks(
     world_size: int, function: Callable[..., Any], *arguments: Any, folder: Path, backend: str = "gloo"
 ) -> list[Any]:
-    """What a top-level function returns in each of several real processes, which are a group.
+    """Calls a function in several real processes that form a process group. Returns its results in rank order.
 
     Args:
-        folder: empty or not there.
-        backend: `nccl` with a GPU for each; with `gloo` they share what there is.
+        function: of the top level of a module; what it returns must be a tensor or plain values.
+        arguments: for the function.
+        folder: an empty folder, or one that does not exist yet.
+        backend: with `nccl` each process gets a GPU of its own; with `gloo` they share the devices.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -61,8 +63,12 @@ def _rank(
 
 
 def as_torchrun(one_machine: bool) -> None:
-    """Says in the environment what torchrun would of the group's ranks: that they are processes of one machine, each
-    with a device, or each on a machine of its own, where all take the first device."""
+    """Sets the environment variables that torchrun would set for this rank.
+
+    Args:
+        one_machine: whether all ranks are on one machine, each with its own device. Otherwise each rank counts as a
+            machine of its own, and all take the first device.
+    """
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     local, group = ((rank, world), (0, 1)) if one_machine else ((0, 1), (rank, world))
     numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local[0], "LOCAL_WORLD_SIZE": local[1]}
@@ -82,7 +88,7 @@ def measure(task: Task) -> Iterator[Record]:
 
 
 def _train(sizes: Sizes, folder: Path, one_machine: bool = False) -> list[float]:
-    """The loss of every step of the default method in double precision, by this process or its group."""
+    """Trains ABE in double precision, alone or as a rank of the group. Returns the loss of every step."""
     if torch.distributed.is_initialized():
         as_torchrun(one_machine)
     from dml.training.run import run
@@ -111,7 +117,7 @@ def _two(task: Task, backend: str) -> Iterator[Record]:
 
 
 def _too_many(task: Task, devices: int) -> Iterator[Record]:
-    """The command ends with one sentence, before anything is trained."""
+    """Checks that a run with too many devices is refused in one sentence, before anything is trained."""
     options = [*tiny_options(task.sizes, task.folder / "many"), "trainer=ddp", "trainer.accelerator=gpu"]
     command = [sys.executable, "-m", "dml.run", *options, f"trainer.devices={devices}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

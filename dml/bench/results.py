@@ -1,4 +1,4 @@
-"""What a part found. Imports nothing heavy, as the processes of parts begin with it."""
+"""The results of a part. This module imports nothing heavy, as every process of a part imports it first."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Goal:
-    """What a figure should be at least, or at most."""
+    """The value that a figure should reach, or not exceed if `at_most`."""
 
     value: float
     at_most: bool = False
@@ -30,13 +30,13 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """None without a goal."""
+        """Whether the goal is met; None without a goal."""
         return None if self.goal is None else self.goal.met_by(self.value)
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What was `left out`, or `failed`, and why, in a sentence."""
+    """A sentence that says what was left out or failed (`kind`), and why."""
 
     kind: str
     sentence: str
@@ -49,11 +49,11 @@ LEFT_OUT, FAILED = "left out", "failed"
 
 @dataclass
 class Outcome:
-    """What became of a part.
+    """The outcome of a part.
 
     Attributes:
-        seconds: that it took.
-        printed: by a part that failed, the last lines.
+        seconds: time that it took.
+        printed: the last lines that it printed, if it failed.
     """
 
     figures: list[Figure] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """A figure with its goal and whether it was met, or a remark."""
+    """Converts a figure, with its goal and whether it is met, or a remark."""
     said = asdict(record)
     if isinstance(record, Figure):
         said |= {"goal": None if record.goal is None else str(record.goal), "met": record.met}
@@ -81,7 +81,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def of_json(said: Mapping[str, Any]) -> Record:
-    """The inverse of `as_json`. Raises KeyError, TypeError or ValueError for what is none."""
+    """Inverts `as_json`. Raises KeyError, TypeError or ValueError if `said` is neither a figure nor a remark."""
     if "kind" in said:
         return Remark(str(said["kind"]), str(said["sentence"]))
     goal = None

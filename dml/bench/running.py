@@ -1,4 +1,4 @@
-"""Parts one after another, each in a process of its own, within so many minutes."""
+"""Runs parts one after another, each in a process of its own, within a limit of time."""
 
 import json
 import multiprocessing as mp
@@ -23,17 +23,17 @@ from dml.process import end_with_parent, started_from_here
 
 PARTS = {name: f"dml.bench.{name}:measure" for name in SMOKE_PARTS}
 
-PATIENCE = 8  # times what a part should take, after which it counts as one that hangs
-LINES = 30  # of what a part printed, where it failed
+PATIENCE = 8  # a part that takes this many times its usual seconds counts as hanging and is stopped
+LINES = 30  # how many of the last lines are shown of a part that failed
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a part is given.
+    """What a part gets to know.
 
     Attributes:
-        folder: empty, its own.
-        end: on the clock of `time.monotonic`, which is that of all processes.
+        folder: an empty folder of its own.
+        end: when it has to be done, by `time.monotonic`, a clock that all processes share.
     """
 
     sizes: Sizes
@@ -41,11 +41,14 @@ class Task:
     end: float
 
     def left(self) -> float:
-        """Seconds."""
+        """Returns the seconds until `end`."""
         return self.end - time.monotonic()
 
     def pieces(self, jobs: Mapping[str, Callable[[], Iterable[Record]]], needed: float) -> Iterator[Record]:
-        """What the jobs find, each by itself: one that fails, or for which `needed` seconds are not there, is told."""
+        """Carries out jobs in turn and yields their records.
+
+        A job that fails, or for which fewer than `needed` seconds are left, gives a remark; the others go on.
+        """
         for name, job in jobs.items():
             if self.left() < needed:
                 yield left_out(name, needed, self.left())
@@ -62,7 +65,7 @@ def left_out(name: str, needed: float, left: float) -> Remark:
 
 
 def sentence(error: BaseException) -> str:
-    """Its kind and the first line of what it says; of a mistake that a user can put right all of it."""
+    """Returns an error as one sentence: a UserError in full, any other as its type and the first line of its text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, UserError) and lines:
         return " ".join(lines)
@@ -75,11 +78,12 @@ def carry_out(
     """Runs parts in turn.
 
     Args:
-        seconds: for all of them.
-        parts: by name, the function that measures it, as `module:function`.
+        names: of the parts to run.
+        seconds: time for all of them together.
+        parts: name -> the function that measures the part, as `module:function`.
 
-    Returns:
-        Of each part its outcome, as soon as it is there.
+    Yields:
+        Name and outcome of each part, as soon as it is done.
     """
     end = time.monotonic() + seconds
     with TemporaryDirectory(prefix="dml-smoke-") as folder:
@@ -102,7 +106,7 @@ def carry_out(
 
 
 def _one(function: str, task: Task) -> Outcome:
-    """A part in a process of its own, which is killed with all its processes where it is not done at the end."""
+    """Runs a part in a process of its own, and kills it with all its child processes if it is not done in time."""
     began, outcome = time.monotonic(), Outcome()
     records, log = task.folder / "records.jsonl", task.folder / "log.txt"
     records.touch()
@@ -130,25 +134,25 @@ def _one(function: str, task: Task) -> Outcome:
 
 
 def _end(process: mp.process.BaseProcess) -> None:
-    """Ends a process and those that it started: they are one group."""
+    """Kills a process and those that it started, which are one process group."""
     assert process.pid is not None
     if process.is_alive():
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.kill()  # where it has not made its group yet
+        process.kill()  # in case it has not made its group yet
         process.join()
 
 
 def _child(function: str, task: Task) -> None:
     os.setsid()
     end_with_parent()
-    mp.set_start_method(None, force=True)  # the system's own again: what loads images is forked, as in any run
+    mp.set_start_method(None, force=True)  # back to the system's default: loader workers are forked, as in any run
     warnings.simplefilter("ignore")
     with (task.folder / "log.txt").open("w", buffering=1) as log, (task.folder / "records.jsonl").open("w") as records:
         for number in (1, 2):
             os.dup2(log.fileno(), number)
 
-        # The records are written by hand-over of whole lines: what was measured stays where the process is killed.
+        # Each record is flushed as a whole line, so that it is there even if the process is killed.
         def put(record: Record) -> None:
             records.write(json.dumps(as_json(record)) + "\n")
             records.flush()

@@ -1,4 +1,4 @@
-"""How large everything is that is measured: on a GPU, and small on a CPU, by the same code."""
+"""Sizes of everything that is measured: large for a GPU, small for a CPU, with the same code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ class Sizes:
 
     Attributes:
         device: `cuda` or `cpu`.
-        goals: whether figures have goals; small ones on a CPU have none.
-        seconds: that a part takes about: it is left out where less is left.
-        networks: see `dml.bench.bare.NETWORKS`.
-        ensemble: the network that ABE is compared on, with `learners` learners.
-        batch, image, dim: images of a step, their pixels a side, width of the embedding.
-        precision: of Lightning; the bare loop's follows it.
-        images, side, classes: of the files that are drawn, their longer side in pixels.
-        warm_up, settle, window, rounds: steps before the first window, before each (more than a loader has ready), of
-            a window, and how many windows; from the third on they end once `enough` seconds have passed.
-        items: that are searched among one another, of `width` dimensions.
-        cells, channels, pixels: of the maps that heads and object attention get, and of the proposals.
-        repeats: of what is short.
-        options: of the trainings of a few steps, beside those of all.
-        tests: which of them, as pytest's -m says it, and their files; no files: those with that mark.
+        goals: whether figures have goals; those of a CPU have none.
+        seconds: part -> seconds that it takes about. A part is left out if less time is left.
+        networks: names in `dml.bench.bare.NETWORKS`.
+        ensemble: the network on which ABE with `learners` learners is compared with the baseline.
+        batch, image, dim: images of a step, their side in pixels, width of the embedding.
+        precision: `trainer.precision`; the bare loop follows it.
+        images, side, classes: number of the generated image files, their longer side in pixels, number of classes.
+        warm_up, settle, window, rounds: steps before the first cycle, steps of each cycle before its timed window (more
+            than a loader has ready), steps of a window, and number of windows. After three windows it stops early
+            once `enough` seconds have passed.
+        items: number of embeddings that are searched among each other, with `width` dimensions.
+        cells, channels, pixels: side and channels of the maps for heads and object attention; side of the proposals.
+        repeats: calls that are timed together of what takes little time.
+        options: overrides of the trainings of a few steps, beside those in `tiny_options`.
+        tests: pytest's -m expression, then the test files; without files, all files with that mark.
     """
 
     device: str
@@ -62,14 +63,14 @@ class Sizes:
         return self.precision.startswith("bf16")
 
     def where(self) -> "torch.device":
-        """The device, with its number: two tensors on `cuda` and `cuda:0` are on one device that has two names."""
+        """Returns the device with its number: torch takes `cuda` and `cuda:0` for different devices."""
         import torch
 
         return torch.device("cuda", 0) if self.device == "cuda" else torch.device(self.device)
 
     @property
     def accelerator(self) -> str:
-        """Its name in Lightning."""
+        """Returns Lightning's name of the device."""
         return "gpu" if self.device == "cuda" else self.device
 
 

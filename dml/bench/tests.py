@@ -1,4 +1,4 @@
-"""The tests that need a GPU, run by pytest; in the small check a few that need none."""
+"""Runs the tests that need a GPU with pytest; in the small check on a CPU, a few that need none."""
 
 import importlib.util
 import os
@@ -25,7 +25,7 @@ def measure(task: Task) -> Iterator[Record]:
         return
     told, (mark, *files) = task.folder / "tests.xml", task.sizes.tests
     files = files or marked(root / "tests", mark)
-    # A file that needs a package which is not there is one failure, and the others run.
+    # A file that cannot be imported for lack of a package is one failure; the others still run.
     asked = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--junitxml={told}", "-m", mark]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *asked, *files],
@@ -36,18 +36,18 @@ def measure(task: Task) -> Iterator[Record]:
     if done.returncode == NO_TESTS:
         yield Remark(FAILED, f"pytest -m '{mark}' found no test in {', '.join(files) or 'no file'}.")
     elif not told.exists():
-        yield Remark(FAILED, f"pytest ended with exit code {done.returncode} and told of no test.")
+        yield Remark(FAILED, f"pytest ended with exit code {done.returncode} and wrote no result.")
     else:
         yield from counted(told)
 
 
 def marked(folder: Path, mark: str) -> list[str]:
-    """The files that have tests with a mark: others may need packages that those do without."""
+    """Returns the test files that use a mark. Others are not collected: they may need packages that are not there."""
     return sorted(str(path) for path in folder.rglob("test_*.py") if f"pytest.mark.{mark}" in path.read_text())
 
 
 def counted(told: Path) -> Iterator[Record]:
-    """What pytest wrote with --junitxml: how many tests passed, which were skipped, and which failed."""
+    """Reads what pytest wrote with --junitxml: how many tests passed, and which were skipped or failed."""
     passed, said = 0, []
     for case in ElementTree.parse(told).iter("testcase"):
         name = "::".join((case.get("classname", "").replace(".", "/"), case.get("name", "")))

@@ -1,8 +1,8 @@
-"""Images a second of real runs beside a bare loop of the same network.
+"""Images per second of real runs beside a bare loop of the same network.
 
-A run is what `python -m dml.run` builds, with all its callbacks, on image files, compiled, its images held on the
-device. It stops now and then, and the bare loop takes as many steps: both take turns on one machine. Nothing is
-evaluated or saved between.
+A run is what `python -m dml.run` builds, with all its callbacks, on image files, compiled, with its images on the
+device. It pauses now and then while the bare loop takes as many steps: both take turns on one machine. Nothing is
+evaluated or saved in between.
 """
 
 import statistics
@@ -29,14 +29,14 @@ from dml.training.run import fit
 from dml.training.trainer import trainer_of
 
 GOAL = Goal(0.9)
-OVER_FLOPS = 1.1  # of an ensemble's step
-NEVER = 1_000_000  # steps
+OVER_FLOPS = 1.1  # at most: an ensemble's step over the baseline's, divided by the same ratio of flops
+NEVER = 1_000_000  # steps: more than any run here takes
 
 PLAIN = ("method=baseline", "loss=multi_similarity")
 
 
 def measure(task: Task) -> Iterator[Record]:
-    """Of each network, and of ABE over the flops of its learners."""
+    """Measures each network, and how an ABE ensemble's step compares with its flops."""
     sizes = task.sizes
     drawn(task.folder / "images", sizes.images, sizes.side, sizes.classes)
     found: dict[str, Windows] = {}
@@ -49,11 +49,12 @@ class Windows(Callback):
     """Times windows of a run's steps, and between them windows of the bare loop.
 
     Args:
-        before: bytes that the bare loop's tensors take.
+        before: bytes that the tensors of the bare loop take before its first step.
 
     Attributes:
-        ours, bare: seconds of each window.
-        peaks: bytes that the run's tensors took at most, and the bare loop's.
+        ours, bare: seconds of each window, of the run and of the bare loop.
+        peaks: peak memory of the tensors of the run and of the bare loop, in bytes.
+        flops: multiply-adds of one image in the run's model.
     """
 
     def __init__(self, sizes: Sizes, bare: Callable[[int], None], before: int = 0) -> None:
@@ -79,7 +80,7 @@ class Windows(Callback):
         elif at == 0:
             end = now(device)
             self.ours.append(end - self._since)
-            if not self.bare:  # which has neither gradients nor an optimizer's state yet
+            if not self.bare:  # the bare loop has neither gradients nor optimizer state yet
                 self.peaks = (peak(device) - self.before, 0)
             self._bare_window()
             rounds = len(self.ours)
@@ -98,17 +99,17 @@ class Windows(Callback):
         self.peaks = (self.peaks[0], max(self.peaks[1], peak(device) - there + self.before))
 
     def speed(self, seconds: list[float]) -> float:
-        """Images a second."""
+        """Returns images per second, from the median window."""
         return self.sizes.batch * self.sizes.window / statistics.median(seconds)
 
     @property
     def ratio(self) -> float:
-        """Our images a second over the bare loop's."""
+        """Returns the run's images per second divided by the bare loop's."""
         return ratio(self.bare, self.ours)
 
 
 def run_options(sizes: Sizes, folder: Path) -> list[str]:
-    """Of a run on the drawn images in `folder/images`, without its method, backbone and `paths.output_dir`."""
+    """Returns options of a run on the images in `folder/images`, without method, backbone and `paths.output_dir`."""
     return [
         *("dataset=folder", f"dataset.root={folder / 'images'}", "dataset.train_fraction=0.5"),
         *("backbone.weights=none", f"head.dim={sizes.dim}", f"image_size={sizes.image}"),
@@ -119,7 +120,7 @@ def run_options(sizes: Sizes, folder: Path) -> list[str]:
 
 
 def _run(name: str, network: str, options: Iterable[str], task: Task) -> Windows:
-    """A run beside the bare loop of a network."""
+    """Times a run in turns with the bare loop of its network."""
     before = held(task.sizes.where())
     bare = Bare(network, task.sizes)
     windows = Windows(task.sizes, bare, held(task.sizes.where()) - before)
@@ -132,7 +133,7 @@ def _run(name: str, network: str, options: Iterable[str], task: Task) -> Windows
 
 
 def trained(options: list[str], windows: Windows) -> int:
-    """Carries out a run that `windows` times and ends. Returns how many parameters it has."""
+    """Carries out a run that `windows` times and stops. Returns its number of parameters."""
     config = composed(*options)
     folder = RunFolder.of(config, options)
     parts = build(config)
@@ -161,7 +162,7 @@ def _network(name: str, task: Task, found: dict[str, Windows]) -> Iterator[Recor
 
 
 def _lacking(network: str) -> str | None:
-    """Why there is no such backbone; None where there is."""
+    """Returns why the backbone cannot be built, for lack of a package for example; None if it can."""
     try:
         build_method(composed(*NETWORKS[network].options, "backbone.weights=none", *PLAIN, "runtime.train_classes=2"))
     except (UserError, ImportError) as error:
@@ -170,7 +171,7 @@ def _lacking(network: str) -> str | None:
 
 
 def _ensemble(name: str, task: Task, found: dict[str, Windows]) -> Iterator[Record]:
-    """Steps of ABE over those of the baseline on the same network, each measured against the same bare loop."""
+    """Compares steps of ABE with those of the baseline on the same network, both relative to the same bare loop."""
     sizes = task.sizes
     if sizes.ensemble not in found:
         yield Remark(FAILED, f"{name}: the baseline on {sizes.ensemble} that it is compared with has no figures.")

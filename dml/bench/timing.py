@@ -1,4 +1,4 @@
-"""Seconds of something that a device may still be working on when Python goes on."""
+"""Timing of work on a device, which may still go on when the Python call has returned."""
 
 import statistics
 import time
@@ -9,14 +9,14 @@ import torch
 
 
 def now(device: torch.device) -> float:
-    """Seconds on a clock, once the device is done with all that it was told."""
+    """Waits until the device has done all its work. Returns seconds on a clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def seconds(job: Callable[[], object], device: torch.device) -> float:
-    """That a job takes."""
+    """Returns the seconds that a job takes."""
     start = now(device)
     job()
     return now(device) - start
@@ -25,11 +25,14 @@ def seconds(job: Callable[[], object], device: torch.device) -> float:
 def in_turns(
     jobs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device, *, warm_up: int = 1, each: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each job in each round. Jobs take turns, so that a machine that slows down slows all of them.
+    """Times each job in each round. Jobs take turns, so that a machine that slows down slows all of them.
 
     Args:
         warm_up: calls before the first round.
-        each: calls of a job that are timed together; seconds are those of one.
+        each: calls of a job that are timed together.
+
+    Returns:
+        Name of a job -> seconds of one call, for each round.
     """
     for job in jobs.values():
         for _ in range(warm_up):
@@ -47,17 +50,17 @@ def _often(job: Callable[[], object], times: int) -> None:
 
 
 def ratio(some: Sequence[float], others: Sequence[float]) -> float:
-    """The median of the ratios within the rounds."""
+    """Returns the median over rounds of the ratio `some / others`."""
     return statistics.median(a / b for a, b in zip(some, others, strict=True))
 
 
 def peak(device: torch.device) -> int:
-    """Bytes that tensors took at most since `forget_peak`; 0 where the device does not count them."""
+    """Returns the most bytes that tensors took since `forget_peak`; 0 on a device that does not count them."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def held(device: torch.device) -> int:
-    """Bytes that tensors take now; 0 where the device does not count them."""
+    """Returns the bytes that tensors take now; 0 on a device that does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 

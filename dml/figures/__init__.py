@@ -1,1 +1,1 @@
-"""Pure plots: from arrays and tables to pictures."""
+"""Functions that draw pictures from arrays and tables."""

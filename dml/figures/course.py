@@ -1,4 +1,4 @@
-"""Pictures of the course of a training."""
+"""Pictures of how a training went: curves over its steps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +10,21 @@ from matplotlib.ticker import MaxNLocator
 from dml.evaluation.metric import HEADLINE
 from dml.figures.style import canvas, height, legend_above, shade, wrapped
 
-RATE, NORM = "train/lr/", "train/gradient_norm/"  # what is logged beside the terms of the loss
+RATE, NORM = "train/lr/", "train/gradient_norm/"  # prefixes of what is logged beside the terms of the loss
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """Loss terms over steps beside Recall@1 over steps, from the records of `metrics.jsonl`; and the rates of the
-    parameter groups, where they changed. What was not logged has no panel."""
+    """Draws the loss terms and Recall@1 over steps, from the records of `metrics.jsonl`.
+
+    A third panel has the learning rates of the parameter groups if one of them changed. A quantity that was not logged
+    has no panel.
+    """
     logged = dict.fromkeys(key for record in records for key in record if key.startswith("train/"))
     lines = {name: [(record["step"], record[name]) for record in records if name in record] for name in logged}
     rates = {name: points for name, points in lines.items() if name.startswith(RATE)}
     losses = {name: points for name, points in lines.items() if not name.startswith((RATE, NORM))}
     if len(losses) == 2 and len({tuple(points) for points in losses.values()}) == 1:
-        losses.pop("train/metric", None)  # the only term, which would lie under their sum
+        losses.pop("train/metric", None)  # the only term: its line would be hidden by that of the sum
     monitored = "validation" if any(f"validation/{HEADLINE}" in record for record in records) else "test"
     recalls = {
         label: points
@@ -41,7 +44,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
         figure.subplots(1, max(1, len(shown)), squeeze=False)[0], shown, strict=True
     ):
         for label, points in of_panel.items():
-            alone = {} if len(points) > 1 else {"marker": "o", "markersize": 3}  # a line of one point is not seen
+            alone = {} if len(points) > 1 else {"marker": "o", "markersize": 3}  # a line of one point is invisible
             axes.plot(*zip(*points, strict=True), label=label, linewidth=1, **(alone | style))
         axes.set(xlabel="step", ylabel=title)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -53,7 +56,7 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def constant_rates(records: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """The rate of each parameter group that was logged, where none changed; None where one did."""
+    """Returns the learning rate of each parameter group that was logged; None if any of them changed."""
     found: dict[str, set[float]] = {}
     for record in records:
         for name, value in record.items():
@@ -65,7 +68,7 @@ def constant_rates(records: Sequence[Mapping[str, Any]]) -> dict[str, float] | N
 
 
 def _recalls(monitored: str, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Names in the records, and what they are called; a single learner is the ensemble and has no mean."""
+    """Maps names in the records to labels. With a single learner there is no mean learner: it is the ensemble."""
     several = any("learners/1/" in name for record in records for name in record)
     shown = {f"{monitored}/{HEADLINE}": "ensemble" if several else "embedding"}
     if monitored == "test" and several:
@@ -74,7 +77,11 @@ def _recalls(monitored: str, records: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Recall@1 while training (DCES Fig. 1: a line a K), step -> metric for each line's label."""
+    """Draws Recall@1 over training steps (DCES Fig. 1: one line for each K).
+
+    Args:
+        lines: from the label of a line to its points, step -> metric.
+    """
     labels = wrapped(lines)
     figure = canvas(9, 3.4 + height(labels.values()))
     axes = figure.subplots()
@@ -87,13 +94,13 @@ def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 def reclustered(records: Sequence[Mapping[str, Any]]) -> str:
-    """A remark for a caption, where images were grouped once and never again; else nothing."""
+    """Returns a remark for the caption if the images were clustered only once, else an empty string."""
     steps = [record["step"] for record in records if "clusters/0/images" in record]
     return f". They were grouped once, at step {steps[0]}, and never again in this run" if len(steps) == 1 else ""
 
 
 def _one_clustering(images: Sequence[float], step: int) -> Figure:
-    """There is no course of a single clustering, only its sizes."""
+    """Draws the cluster sizes alone: a single clustering has no course."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     axes.bar(range(len(images)), images, color=[shade(k, len(images)) for k in range(len(images))])
@@ -102,7 +109,11 @@ def _one_clustering(images: Sequence[float], step: int) -> Figure:
 
 
 def clusters_over_steps(records: Sequence[Mapping[str, Any]]) -> Figure:
-    """How many images each learner's cluster has, and how much of its last one it kept, from `metrics.jsonl`."""
+    """Draws how many images each learner's cluster has, and its IoU with the cluster before, over steps.
+
+    Args:
+        records: those of `metrics.jsonl`.
+    """
     figure = canvas(9, 3.2)
     sizes, kept = figure.subplots(1, 2)
     grouped = [record for record in records if "clusters/0/images" in record]

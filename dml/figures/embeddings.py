@@ -14,7 +14,7 @@ from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas, legend_abov
 
 
 def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
-    """Recall@1 of each learner beside the ensemble."""
+    """Draws Recall@1 of each learner as a bar, with lines for the ensemble and the untrained ensemble."""
     figure = canvas(max(3.5, 0.6 * learners + 2), 3.2)
     axes = figure.subplots()
     axes.bar(range(learners), [metrics[f"learners/{i}/{HEADLINE}"] for i in range(learners)], color=BLUE)
@@ -27,7 +27,7 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
 
 
 def first_learners(metrics: Mapping[str, float]) -> Figure:
-    """Recall@K of the ensemble of the first m learners, from the metrics `first/<m>/...` (DCES Fig. 10)."""
+    """Draws Recall@K of the ensemble of the first m learners over m (DCES Fig. 10), from `first/<m>/...`."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     names = [name.removeprefix("first/1/") for name in metrics if name.startswith("first/1/recall@")]
@@ -42,7 +42,12 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
 
 
 def distance_histograms(within: Tensor, between: Tensor) -> Figure:
-    """Distances `[P]`, `[Q]` of negative pairs within a cluster and between clusters (DCES Fig. 8)."""
+    """Draws histograms of the distances of negative pairs (DCES Fig. 8).
+
+    Args:
+        within: `[P]`, pairs of images of one cluster.
+        between: `[Q]`, pairs of images of two clusters.
+    """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     _histograms(axes, {"within a cluster": (within, RED), "between clusters": (between, GREEN)}, (0, 2))
@@ -51,9 +56,10 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
 
 
 def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0) -> Figure:
-    """Cosines of positive, negative and self pairs (ABE Fig. 5), the first two within each learner.
+    """Draws histograms of the cosines of positive, negative and self pairs (ABE Fig. 5).
 
-    A self pair is one image embedded by two learners. `pairs` of each kind are drawn.
+    Positive and negative pairs are two images embedded by the same learner. A self pair is one image embedded by two
+    learners; all of them are counted. Of the others a sample is drawn, see `random_pairs`.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
@@ -69,10 +75,10 @@ def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0
 
 
 def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tuple[float, float]) -> None:
-    """Of some kinds of values within limits, on the range that they have; what has no value is left out.
+    """Draws a histogram of each kind of values, over the range that the values cover within `limits`.
 
-    Bins are as wide as those of Freedman and Diaconis for the kind with the fewest values, and at most 80: narrower
-    ones would be empty here and there, and look like a comb.
+    A kind without values is left out. The bin width is the widest that the rule of Freedman and Diaconis gives for any
+    kind: narrower bins would be empty here and there, and look like a comb. There are 10 to 80 bins.
     """
     there = {name: (values.double().numpy(), colour) for name, (values, colour) in kinds.items() if len(values)}
     if not there:
@@ -89,7 +95,7 @@ def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tup
     bins = np.linspace(low, high, count + 1).tolist()
     for name, (values, colour) in there.items():
         label = f"{name}, mean {values.mean():.3f}"
-        shown = np.clip(values, low, high)  # the few beyond stand in the outermost bins
+        shown = np.clip(values, low, high)  # the few values beyond go into the outermost bins
         axes.hist(shown, bins=bins, density=True, color=colour, alpha=0.35, histtype="stepfilled")
         axes.hist(shown, bins=bins, density=True, color=colour, histtype="step", linewidth=1.2, label=label)
     axes.set_xlim(low, high)
@@ -97,7 +103,12 @@ def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tup
 
 
 def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
-    """Recall@1 of classes over how many images they have: each class, and the mean of each fifth of the classes."""
+    """Draws Recall@1 of each class over its number of images, and the mean of each fifth of the classes.
+
+    Args:
+        sizes: test images of each class.
+        recalls: Recall@1 of each class, in the same order.
+    """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     axes.plot(sizes, recalls, "o", color=BLUE, markersize=4, alpha=0.5, markeredgewidth=0, label="a class")
@@ -113,12 +124,12 @@ def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
 
 
 def embedding_map(points: np.ndarray, right: np.ndarray, title: str) -> Figure:
-    """Test images in two dimensions, those whose nearest image is wrong as crosses.
+    """Draws test images as points in two dimensions, those whose nearest image is wrong as crosses.
 
     Args:
         points: `[N,2]`.
-        right: `[N]` bool.
-        title: how they were projected.
+        right: `[N]` bool, whether the nearest image is of the same class.
+        title: how the points were projected.
     """
     figure = canvas(6, 5)
     axes = figure.subplots()
@@ -134,12 +145,21 @@ def embedding_map(points: np.ndarray, right: np.ndarray, title: str) -> Figure:
 
 
 def random_pairs(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of `count` random pairs of images, half of them of one class, none of an image with itself."""
+    """Samples `count` pairs of images of one class and `count` pairs of any images.
+
+    Pairs of an image with itself are dropped, so there may be fewer.
+
+    Args:
+        labels: `[N]`.
+
+    Returns:
+        Indices of the first and of the second image of each pair, `[P]` each.
+    """
     generator = torch.Generator().manual_seed(seed)
     order = torch.argsort(labels, stable=True)
     _, sizes = torch.unique_consecutive(labels[order], return_counts=True)
     starts = sizes.cumsum(0) - sizes
-    anchor = torch.randint(len(labels), (count,), generator=generator)  # places in the order by class
+    anchor = torch.randint(len(labels), (count,), generator=generator)  # positions in `order`
     group = torch.repeat_interleave(torch.arange(len(sizes)), sizes)[anchor]
     within = (anchor - starts[group] + 1 + below((sizes[group] - 1).clamp(min=1), generator)) % sizes[group]
     positive = order[anchor], order[starts[group] + within]

@@ -26,11 +26,11 @@ def cluster_images(
     count: int = 12,
     side: int = 72,
 ) -> Image.Image:
-    """Random images of each learner's cluster, a row a learner, with their classes below.
+    """Draws random images of each learner's cluster, one row for each learner, with their classes below.
 
     Args:
-        clusters: `[N]`, 0 to `learners` - 1.
-        rows: `[N]`, of the records.
+        clusters: `[N]`, the learner of each image, 0 to `learners` - 1.
+        rows: `[N]`, the row of each image in the records.
         open_image: row of the records -> RGB image.
         name: row of the records -> its class.
     """
@@ -47,14 +47,14 @@ def cluster_images(
 def easiest_queries(
     best: np.ndarray, rows: np.ndarray, open_image: Any, name: Callable[[int], str], count: int = 10, side: int = 72
 ) -> Image.Image:
-    """Queries that one learner answers and the others do not, a row a learner (DCES Fig. 9).
+    """Draws queries that one learner answers and the others do not, one row for each learner (DCES Fig. 9).
 
-    Those of a learner have Recall@1 = 1 for it, and stand in the order of how far the best of all other learners is
-    from an answer; the rank of its nearest positive is printed below, with the class.
+    A learner answers a query if its nearest image is a positive (Recall@1 = 1). Below each query stand its class and
+    the rank of the nearest positive for the best of the other learners. Queries with the highest such rank come first.
 
     Args:
-        best: `[L,Q]`, the rank of the nearest positive of each query for each learner alone; 0 without one.
-        rows: `[Q]`, of the records.
+        best: `[L,Q]`, the rank of the nearest positive of each query for each learner alone; 0 if it has no positive.
+        rows: `[Q]`, the row of each query in the records.
         open_image: row of the records -> RGB image.
         name: row of the records -> its class.
     """
@@ -69,7 +69,13 @@ def easiest_queries(
 
 
 def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], columns: int, side: int) -> Image.Image:
-    """Rows of thumbnails, each with a title above, and with a word below each thumbnail."""
+    """Draws rows of thumbnails, each with a title above, and with a text below each thumbnail.
+
+    Args:
+        lines: for each row its title, and its thumbnails with their texts.
+        columns: thumbnails that a row has room for.
+        side: of a thumbnail, in pixels.
+    """
     font, small = (ImageFont.truetype(FONTS + "DejaVuSans.ttf", size) for size in (12, 10))
     step, above, below = side + 8, 20, 18 if any(word for _, tiles in lines for _, word in tiles) else 4
     height = above + side + below
@@ -90,8 +96,8 @@ class Neighbours:
     """The nearest images of each query, nearest first.
 
     Attributes:
-        indices: `[Q,k]` int64, places in what is searched.
-        distances: `[Q,k]` float32, of concatenated embeddings.
+        indices: `[Q,k]` int64, positions in the gallery, or among the queries without one.
+        distances: `[Q,k]` float32, between the concatenated embeddings of all learners.
     """
 
     indices: np.ndarray
@@ -99,10 +105,14 @@ class Neighbours:
 
 
 def neighbours_of(queries: Embedded, gallery: Embedded | None, cameras: np.ndarray | None, k: int) -> Neighbours:
-    """The k nearest of the gallery, or of the other queries without one; fewer where there are no more.
+    """Returns the k nearest images of each query in the gallery, or among the other queries without one.
+
+    There are fewer than k if fewer can be searched.
+
 
     Args:
-        cameras: of all rows; where given, images of the query's class from its own camera are left out.
+        cameras: the camera of each row of the records. If given, images of the query's class from its own camera are
+            left out.
     """
     searched = gallery or queries
     out = None if cameras is None else _OwnCamera(queries, searched, cameras)
@@ -110,17 +120,20 @@ def neighbours_of(queries: Embedded, gallery: Embedded | None, cameras: np.ndarr
     k = min(k, len(searched.labels) - (gallery is None) - most)
     where = None if gallery is None else gallery.embeddings.flatten(1)
     distances, found = nearest(queries.embeddings.flatten(1), where, k=k + most)
-    if out is not None:  # moves behind the others
+    if out is not None:  # what is left out moves behind the others
         order = out.of(found).argsort(1, kind="stable")
         distances, found = (np.take_along_axis(values, order, 1) for values in (distances, found))
     return Neighbours(found[:, :k], distances[:, :k])
 
 
 class _OwnCamera:
-    """Which neighbours have the query's class and camera; memory is that of the neighbours alone."""
+    """Tells which neighbours have both the class and the camera of their query.
+
+    `most` is the largest number of such images that any query can have. No `[Q,N]` matrix is made.
+    """
 
     def __init__(self, queries: Embedded, searched: Embedded, cameras: np.ndarray) -> None:
-        def pairs(of: Embedded) -> np.ndarray:  # a class and a camera, as one number
+        def pairs(of: Embedded) -> np.ndarray:  # one number for each class and camera
             return of.labels.cpu().numpy() * (int(cameras.max()) + 1) + cameras[of.rows.cpu().numpy()]
 
         self.queries, self.searched = pairs(queries), pairs(searched)
@@ -129,7 +142,7 @@ class _OwnCamera:
         self.most = int(left_out.max()) if len(left_out) else 0
 
     def of(self, found: np.ndarray) -> np.ndarray:
-        """Places `[Q,k]` -> bool."""
+        """Positions of neighbours `[Q,k]` -> whether each is of the query's class and camera, `[Q,k]` bool."""
         own: np.ndarray = self.searched[found] == self.queries[:, None]
         return own
 
@@ -144,14 +157,16 @@ def retrieval_gallery(
     count: int = 10,
     side: int = 88,
 ) -> Image.Image:
-    """Random queries and their nearest neighbours, right ones framed green and ticked, wrong ones red and crossed.
+    """Draws random queries with their nearest neighbours, right ones green with a tick, wrong ones red with a cross.
 
-    Half of the rows are queries whose nearest neighbour is wrong, if there are that many. Below each image stands its
-    class.
+    Half of the rows are queries whose nearest neighbour is wrong, if there are enough of them. Below each image stands
+    its class.
 
     Args:
-        searched: what `neighbours` are places in.
-        right: `[Q]` bool, whether the nearest is right.
+        searched: the images that were searched; `neighbours` has positions in it.
+        right: `[Q]` bool, whether the nearest neighbour is of the query's class.
+        count: how many queries.
+        side: of an image, in pixels.
         open_image: row of the records -> RGB image.
         name: row of the records -> its class.
     """
@@ -180,7 +195,7 @@ def retrieval_gallery(
 
 
 def fitting(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """As much of a text as a width in pixels has room for."""
+    """Returns the text, cut and ended by "…" if it is wider than `width` pixels."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:
@@ -196,7 +211,7 @@ def _half_wrong(first_right: Tensor, count: int, seed: int = 0) -> list[int]:
 
 
 def mark(picture: Image.Image, good: bool) -> None:
-    """A tick or a cross in the corner: the frame's colour is not all that tells."""
+    """Draws a tick or a cross into the corner, for readers who cannot tell the frame's colours apart."""
     draw = ImageDraw.Draw(picture)
     draw.rectangle((3, 3, 17, 17), fill=RIGHT if good else WRONG)
     lines = [(6, 10, 9, 14), (9, 14, 15, 6)] if good else [(6, 6, 14, 14), (6, 14, 14, 6)]

@@ -15,7 +15,7 @@ from dml.models.attention import crop_and_zoom
 
 
 def attention_plot(images: Tensor, weights: Tensor) -> Plot:
-    """`attention_maps`, of tensors wherever they are."""
+    """Returns `attention_maps` as a `Plot`; `images` `[B,3,H,W]` and `weights` `[B,L,C,h,w]` may be on any device."""
     return Plot(
         "attention",
         "What each learner attends to in some test images: the mean over channels, and the channels on which learners "
@@ -25,16 +25,16 @@ def attention_plot(images: Tensor, weights: Tensor) -> Plot:
 
 
 def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: int = 8) -> Figure:
-    """What each learner attends to, over the images (ABE Fig. 6; DIABLO's maps).
+    """Draws what each learner attends to, over the images (ABE Fig. 6; DIABLO's maps).
 
-    A block of rows an image: the mean over channels, and the channels on which the learners differ most. Within a row
-    colours run from the row's lowest to its highest attention, which are printed beside it.
+    Each image has a block of rows: one for the mean over channels, and one for each channel on which the learners
+    differ most. The colours of a row run from its lowest to its highest attention, which are printed beside it.
 
     Args:
         images: `[B,3,H,W]` in 0..1.
         maps: `[B,L,C,h,w]`.
-        channels: how many besides the mean, where there are several channels and learners.
-        learners: how many, the first ones.
+        channels: how many channels are shown besides the mean; none with a single channel or learner.
+        learners: how many are shown, from the first.
     """
     maps = maps[:, :learners]
     several = maps.shape[1] > 1 and maps.shape[2] > 1
@@ -61,11 +61,11 @@ def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: in
 
 
 def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> Figure:
-    """What each scale sees, and what it finds there (DeML Fig. 4a), a row an image.
+    """Draws what each scale sees, and what it finds there (DeML Fig. 4a), one row for each image.
 
     Args:
-        images: `[B,3,H,W]` in 0..1, what the first scale sees.
-        regions: proposal `[B,H,W]` and boxes `[B,4]` of each scale but the last.
+        images: `[B,3,H,W]` in 0..1, as the first scale sees them.
+        regions: for each scale but the last, its proposals `[B,H,W]` and the boxes `[B,4]` found in them.
     """
     figure = canvas(1.5 * (2 * len(regions) + 1) + 0.2, 1.5 * len(images) + 0.4)
     grid = figure.subplots(len(images), 2 * len(regions) + 1, squeeze=False)
@@ -89,13 +89,16 @@ def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> 
 
 
 def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor, prototypes: int) -> Figure:
-    """What pooling keeps of each image, and for which prototype (GSP Fig. 3b and Fig. 5), a row an image.
+    """Draws the pooling weights of each image, and the prototype of each location (GSP Fig. 3b and Fig. 5).
+
+    Each image has one row.
 
     Args:
         images: `[B,3,H,W]` in 0..1.
         weights: `[B,h,w]`, mean 1.
-        dominant: `[B,h,w]`, the prototype that took most of a location. Locations of less weight are paler.
-        prototypes: how many there are; each has a colour of its own.
+        dominant: `[B,h,w]`, the prototype that takes the largest share of each location. It is drawn in the
+            prototype's colour, paler where the weight is lower.
+        prototypes: how many there are.
     """
     figure = canvas(4.6, 1.5 * len(images) + 0.4)
     grid = figure.subplots(len(images), 3, squeeze=False)
@@ -118,17 +121,17 @@ def pooling_weights(images: Tensor, weights: Tensor, dominant: Tensor, prototype
 
 
 def prototype_colours(prototypes: int) -> np.ndarray:
-    """`[m,3]`, the same in every picture."""
+    """Returns a colour for each of m prototypes, `[m,3]`, the same in every picture."""
     return np.asarray(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, prototypes)))[:, :3]
 
 
 def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int, str]) -> Figure:
-    """The mean share of each prototype in the images of each class (GSP Fig. 5), a row a class.
+    """Draws the mean share of each prototype in the images of each class (GSP Fig. 5), one row for each class.
 
     Args:
-        attributes: `[N,m]`, each row of sum 1.
+        attributes: `[N,m]`, the share of each prototype in each image; a row sums to 1.
         labels: `[N]`.
-        names: of the labels.
+        names: label -> class name; only these classes are drawn.
     """
     classes = sorted(names)
     shares = torch.stack([attributes[labels == c].mean(0) for c in classes]).numpy()  # [C,m]

@@ -1,4 +1,4 @@
-"""Pictures of the pairs of some images: how well a threshold can part them, and what a similarity says."""
+"""Pictures of verification: how well a threshold parts pairs of images, and how likely a pair is of one class."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,13 +12,13 @@ def roc_and_calibration(
     reliability: tuple[np.ndarray, np.ndarray, np.ndarray],
     least: float,
 ) -> Figure:
-    """Two pictures side by side.
+    """Draws the ROC curve (left) and the calibration of the predicted probabilities (right).
 
     Args:
-        curves: by title FMR and FNMR at descending thresholds.
-        chosen: FMR and FNMR at the threshold, on the test.
-        reliability: of each band of predicted probability its mean, the observed share, and its weight.
-        least: the smallest FMR that the test resolves.
+        curves: title -> false match rates and false non-match rates (FMR, FNMR) at descending thresholds.
+        chosen: FMR and FNMR at the chosen threshold, on the test images.
+        reliability: for each band of predicted probability its mean, the observed share, and its weight.
+        least: the smallest FMR that the test images can resolve.
     """
     figure = canvas(8, 3.6)
     left, right = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""What a picture is, whoever draws it."""
+"""A picture with its name and caption, whoever draws it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ class Plot:
     """A picture of a run.
 
     Attributes:
-        name: of its file, and of its place in W&B and TensorBoard.
-        caption: what it shows, in a sentence without a full stop.
-        figure: as drawn.
+        name: of its file, and of its panel in W&B and TensorBoard.
+        caption: one sentence without a full stop that says what is shown.
+        figure: the picture itself.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Plot:
     figure: Figure | Image.Image
 
     def save(self, path: Path) -> None:
-        """Writes it as PNG."""
+        """Writes the picture as PNG."""
         with atomic_path(path) as new:
             if isinstance(self.figure, Figure):
                 self.figure.savefig(new, format="png")

@@ -1,4 +1,4 @@
-"""Embeddings in two dimensions, to be looked at: distances there are not those of the embedding."""
+"""Projections of embeddings to two dimensions, for looking at: they do not keep the distances of the embedding."""
 
 import warnings
 
@@ -8,12 +8,15 @@ from torch import Tensor
 
 
 def projections(points: Tensor) -> dict[str, np.ndarray]:
-    """Title -> `[N,2]` within 0 to 1: principal components, and UMAP where `umap-learn` is installed.
+    """Projects points to two dimensions: by principal components, and by UMAP if `umap-learn` is installed.
 
     openTSNE and scikit-learn's t-SNE were passed over: on 10,000 points they take minutes where UMAP takes seconds.
 
     Args:
         points: `[N,D]`, on any device.
+
+    Returns:
+        Title of a projection -> points `[N,2]`, scaled into 0 to 1.
     """
     points = points.float().cpu()
     flat, share = principal_components(points)
@@ -24,7 +27,13 @@ def projections(points: Tensor) -> dict[str, np.ndarray]:
 
 
 def principal_components(points: Tensor) -> tuple[np.ndarray, float]:
-    """The first two, `[N,2]`, and their share of the variance; of several signs that with the larger positive end."""
+    """Projects points `[N,D]` on their first two principal components.
+
+    The sign of a component is chosen so that its largest value is at least as far from 0 as its smallest.
+
+    Returns:
+        The projected points `[N,2]`, and the two components' share of the variance, 0 to 1.
+    """
     centred = points.double() - points.double().mean(0)
     values, vectors = torch.linalg.eigh(centred.T @ centred)  # ascending
     flat = centred @ vectors[:, -2:].flip(1)
@@ -36,11 +45,11 @@ def principal_components(points: Tensor) -> tuple[np.ndarray, float]:
 
 
 def _umap(points: np.ndarray) -> np.ndarray | None:
-    """None where it is not installed, or too few points are there for its neighbourhoods."""
+    """Returns None if `umap-learn` is not installed or there are fewer than 30 points, too few for neighbourhoods."""
     if len(points) < 30:
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its imports, of a fixed seed, of unconnected points
+        warnings.simplefilter("ignore")  # about its imports, the fixed seed and unconnected points
         try:
             from umap import UMAP
         except ImportError:
@@ -50,7 +59,7 @@ def _umap(points: np.ndarray) -> np.ndarray | None:
 
 
 def _scaled(points: np.ndarray) -> np.ndarray:
-    """Within 0 to 1, the longer axis filling it; infinite or missing values lie in the middle."""
+    """Scales points into 0 to 1 so that the longer axis fills it; infinite and missing values become 0.5."""
     points = np.where(np.isfinite(points), points, np.nan)
     low, high = np.nanmin(points, 0), np.nanmax(points, 0)
     scaled = (points - low) / max(float((high - low).max()), 1e-12)

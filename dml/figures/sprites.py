@@ -1,4 +1,4 @@
-"""Thumbnails of many images in a few large ones, for a page that holds all of them."""
+"""Sprite sheets: thumbnails of many images in a few large JPEGs, for a page that contains all of them."""
 
 import io
 import os
@@ -10,22 +10,22 @@ from PIL import Image, ImageOps
 
 from dml.data.images import quiet
 
-BYTES = 15_000_000  # of all sheets; a page holds them as base64, a third more
+BYTES = 15_000_000  # of all sheets together; as base64 in a page they take a third more
 
-SIDES = (96, 80, 64, 56, 48)  # pixels of a thumbnail; the largest that fits
-PIXEL = 0.5  # bytes that a photograph's takes at the first quality
-QUALITIES = (75, 60, 45, 30)  # of JPEG, until it fits
+SIDES = (96, 80, 64, 56, 48)  # pixels of a thumbnail; the largest that fits is taken
+PIXEL = 0.5  # bytes that a pixel of a photograph takes at the first quality
+QUALITIES = (75, 60, 45, 30)  # of JPEG, tried in turn until all sheets fit
 
 COLUMNS = 16
 
 
 @dataclass(frozen=True)
 class Sprites:
-    """Images in rows of `COLUMNS`, `COLUMNS` rows a sheet.
+    """Sheets of `COLUMNS` by `COLUMNS` thumbnails, filled row by row.
 
     Attributes:
         side: of a thumbnail, in pixels.
-        sheets: JPEG files.
+        sheets: contents of JPEG files.
     """
 
     side: int
@@ -33,12 +33,12 @@ class Sprites:
 
 
 def sprites(open_image: Callable[[int], Image.Image], rows: Sequence[int], most: int = BYTES) -> Sprites:
-    """Thumbnails of rows of the records, in their order, within `most` bytes.
+    """Makes sheets of the thumbnails of images, in the order of `rows`, of at most `most` bytes together.
 
     Args:
         open_image: row of the records -> RGB image; called by several threads.
-        rows: of the records.
-        most: bytes. Where even the worst quality takes more, it is taken.
+        rows: of the images in the records.
+        most: bytes. If even the smallest side and the worst quality take more, these are used all the same.
     """
     side = next((side for side in SIDES if len(rows) * side * side * PIXEL <= most), SIDES[-1])
 

@@ -1,4 +1,4 @@
-"""What pictures have in common: sizes, colours, labels."""
+"""What all pictures share: sizes, colours, legends, thumbnails."""
 
 import textwrap
 from collections.abc import Iterable
@@ -18,24 +18,27 @@ RIGHT, WRONG = GREEN, RED
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Without pyplot, so that nothing global is left behind and no display is asked for."""
+    """Makes an empty figure, `width` by `height` inches.
+
+    It does without pyplot, which keeps global state and may ask for a display.
+    """
     figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def wrapped(lines: Iterable[str]) -> dict[str, str]:
-    """Labels that may be whole command lines, as a legend below the picture has room for them."""
+    """Maps each label, which may be a whole command line, to itself broken into lines for a legend."""
     return {line: textwrap.fill(line, 120) for line in lines}
 
 
 def height(labels: Iterable[str]) -> float:
-    """Inches that a legend of these takes."""
+    """Returns the height in inches of a legend with these labels."""
     return 0.15 * sum(label.count("\n") + 1 for label in labels)
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:
-    """A legend outside the axes, where it lies on no curve; none for no line."""
+    """Puts a legend above the axes, where it hides no curve; without labelled lines it does nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = min(columns, len(handles))
@@ -60,7 +63,10 @@ def cut_short(name: str, length: int = 40) -> str:
 
 
 def overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:
-    """The grey image `[3,H,W]` under the attention `[h,w]`, enlarged to it."""
+    """Draws the attention `[h,w]`, enlarged to the size of the image, over the image `[3,H,W]` in grey.
+
+    The colours run from `low` to `high`.
+    """
     height, width = image.shape[1:]
     extent = (0, width, height, 0)
     axes.imshow(image.mean(0).clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, extent=extent)

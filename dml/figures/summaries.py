@@ -1,4 +1,4 @@
-"""Pictures of several runs."""
+"""Pictures that compare several runs."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +12,15 @@ from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height,
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration: its line, what it costs, and Recall@1 with its standard deviation over runs, None of one."""
+    """One configuration in a picture of Recall@1 against cost.
+
+    Attributes:
+        line: label of the line that it is a point of.
+        learners: how many there are; printed beside the point.
+        params, flops: parameters, and multiply-adds of one image.
+        recall: mean Recall@1 over runs.
+        std: its standard deviation over runs; None if there is one run.
+    """
 
     line: str
     learners: int
@@ -23,7 +31,7 @@ class Point:
 
 
 def recall_and_cost(points: Sequence[Point]) -> Figure:
-    """Recall@1 against parameters and against multiply-adds (ABE Fig. 4: a line a method, a point an M)."""
+    """Draws Recall@1 against parameters and multiply-adds (ABE Fig. 4: a line for each method, a point for each M)."""
     labels = wrapped(point.line for point in points)
     figure = canvas(9, 3.4 + height(labels.values()))
     left, right = figure.subplots(1, 2, sharey=True)
@@ -44,8 +52,7 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
 
 
 def bars(stds: Sequence[float | None]) -> list[float] | None:
-    """Error bars of these standard deviations; NaN draws none, and None where no point has one: of one run there is
-    none."""
+    """Returns the lengths of error bars: NaN, which draws none, for a point of one run; None if all are of one run."""
     if all(std is None for std in stds):
         return None
     return [math.nan if std is None else std for std in stds]
@@ -53,7 +60,12 @@ def bars(stds: Sequence[float | None]) -> list[float] | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric at a number of a sweep: its mean over repetitions and their standard deviation, None of one."""
+    """A metric at one number of a sweep.
+
+    Attributes:
+        x: the number.
+        mean, std: over repetitions; `std` is None if there is one.
+    """
 
     x: float
     mean: float
@@ -61,7 +73,13 @@ class Measured:
 
 
 def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collection[str] = ()) -> Figure:
-    """A metric over a number, a line a configuration (ABE Fig. 7; GSP Fig. 10)."""
+    """Draws a metric over a number of a sweep, one line for each configuration (ABE Fig. 7; GSP Fig. 10).
+
+    Args:
+        lines: label -> points.
+        x, y: titles of the axes.
+        dashed: labels of the lines that are dashed.
+    """
     labels = wrapped(lines)
     figure = canvas(6, 3.2 + height(labels.values()))
     axes = figure.subplots()
@@ -76,7 +94,7 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
         axes.set_xscale("log", base=2 if all(math.log2(n).is_integer() for n in numbers) else 10)
     axes.autoscale_view()
     at = axes.transAxes.inverted().transform(axes.transData.transform([(n, 0.0) for n in numbers]))[:, 0]
-    if len(numbers) == 1 or np.diff(at).min() > 0.04:  # else their labels would lie upon each other
+    if len(numbers) == 1 or np.diff(at).min() > 0.04:  # else their labels would overlap
         axes.set_xticks(numbers, [f"{n:g}" for n in numbers])
         axes.set_xticks([], minor=True)
     axes.set(xlabel=x, ylabel=y)
@@ -86,10 +104,13 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
 
 
 def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]]]) -> Figure:
-    """MAP@R of MLRC's collections, a row a configuration and kind: all as dots, the independent ones as circles.
+    """Draws MAP@R of the collections of MLRC's protocol, one row for each configuration and kind.
+
+    Every collection is a dot; the independent ones have a circle.
+
 
     Args:
-        lines: label, and by kind metrics of all collections and of the independent ones.
+        lines: label, and for each kind the MAP@R of all collections and of the independent ones.
     """
     rows = [(label, kind, *values) for label, kinds in lines for kind, values in kinds.items()]
     figure = canvas(7, 0.6 * len(rows) + 1.2)
@@ -108,11 +129,18 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
 def difference_plot(
     draws: Mapping[str, np.ndarray], estimate: float, interval: tuple[float, float], title: str
 ) -> Figure:
-    """What two runs differ by: the bootstrap's draws, by what was drawn; the estimate and the first one's interval."""
+    """Draws the difference of two runs: histograms of the bootstrap's draws, the estimate and its 95 % interval.
+
+    Args:
+        draws: what was resampled (classes first) -> differences in the draws.
+        estimate: the difference.
+        interval: its bounds, over classes.
+        title: of the horizontal axis.
+    """
     figure = canvas(7, 3.2)
     axes = figure.subplots()
     every = np.concatenate(list(draws.values()))
-    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 41).tolist()  # a query more or less is a step of 1/Q
+    bins = np.linspace(every.min() - 1e-6, every.max() + 1e-6, 41).tolist()  # one query more or less is a step of 1/Q
     for i, (name, values) in enumerate(draws.items()):
         axes.hist(
             values, bins=bins, density=True, histtype="step" if i else "stepfilled", alpha=1 if i else 0.4, label=name
@@ -127,11 +155,11 @@ def difference_plot(
 
 @dataclass(frozen=True)
 class MethodPoint:
-    """A method among others.
+    """A method in a comparison of methods.
 
     Attributes:
-        values: of its repetitions.
-        difference: from the base, and its interval; None of the base itself.
+        values: the metric in each repetition.
+        difference: from the base, with the lower and upper bound of its interval; None for the base itself.
     """
 
     name: str
@@ -140,7 +168,13 @@ class MethodPoint:
 
 
 def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) -> Figure:
-    """A column a protocol: a metric of each method, repetitions as dots, and its distance from the base."""
+    """Draws a metric of each method, repetitions as dots, and below it the difference from the base.
+
+    Args:
+        parts: title of a column -> its methods.
+        metric: its name on the axis.
+        base: name of the method that the others are compared with.
+    """
     longest = max(len(rows) for rows in parts.values())
     figure = canvas(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers as rows of trainings, and what was measured of them."""
+"""The tables and figures of the papers: the trainings that their rows need, and what was measured here."""

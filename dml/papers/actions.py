@@ -1,6 +1,6 @@
-"""What `python -m dml.experiment` does: a function a subcommand.
+"""The subcommands of `python -m dml.experiment`, one function each.
 
-Experiments are named as in `catalogue.find`.
+`names` are names of experiments as `catalogue.find` takes them.
 """
 
 import shlex
@@ -31,7 +31,7 @@ from dml.runs.provenance import add_start, hardware
 
 
 def show(names: Sequence[str]) -> None:
-    """Prints how many rows experiments have, and how many of them were measured."""
+    """Prints for each experiment how many rows and runs it has, and how many rows were measured."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("experiment", no_wrap=True)
     table.add_column("", overflow="fold")
@@ -56,21 +56,23 @@ def run(
     dry_run: bool = False,
     record: bool = False,
 ) -> None:
-    """Trains what is not trained yet, after it has said how long that takes.
+    """Starts the trainings that are not finished yet, and first prints about how long they will take.
 
     Args:
-        rows: of one experiment, these alone.
-        seeds: in place of the experiment's.
-        changes: overrides of every row, beside its own.
+        rows: names of the rows to train, of one experiment; empty: all.
+        seeds: used in place of the experiment's; empty: the experiment's.
+        changes: Hydra overrides that are added to those of every row.
         out: the folder of the trainings.
-        launcher: of Hydra, for the seeds of a row.
-        jobs: trainings at once, of all rows and seeds, each a process with its output in its folder.
-        dry_run: the commands are printed, and nothing is started.
-        record: what is finished then is recorded.
+        launcher: Hydra's launcher for the seeds of a row.
+        jobs: how many trainings run at once. With more than one, each is a process that writes its output to a file in
+            its folder.
+        dry_run: whether the commands are printed and nothing is started.
+        record: whether all finished trainings are recorded at the end.
 
     Raises:
-        UserError: a name, row, seed, change or number of jobs that is none, or nothing that can be trained here.
-        SystemExit: with 1, where a training failed.
+        UserError: a name or row does not exist, a seed, change or number of jobs is not allowed, or nothing can be
+            trained here.
+        SystemExit: with 1, if a training failed.
         Interrupted: a signal stopped a training.
     """
     _check_changes(changes)
@@ -78,7 +80,7 @@ def run(
         check_value("--seeds", seed, Seed)
     check_value("--jobs", jobs, Few)
     if jobs > 1 and launcher != "basic":
-        raise UserError("--jobs starts each training itself: leave out --launcher.")
+        raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
     experiments = _find(names, rows)
     if dry_run:
         found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
@@ -97,23 +99,33 @@ def run(
 
 
 def smoke(names: Sequence[str], rows: Sequence[str] = ()) -> None:
-    """See `check_rows`. Raises SystemExit with 1 where a row failed."""
+    """Runs `check_rows` and prints what went wrong.
+
+    Raises:
+        UserError: a name or row does not exist, or rows of several experiments.
+        SystemExit: with 1, if a row failed.
+    """
     wrong = check_rows(_find(names, rows), rows)
     for place, sentence in wrong.items():
         print(f"{place}: {sentence}", file=sys.stderr)
     if wrong:
         raise SystemExit(1)
-    print("All rows compose, train and give their figures, at smoke scale.")
+    print("All rows compose, train one step and give their figures.")
 
 
 def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERIMENTS, sizes: bool = False) -> None:
-    """Keeps what the finished trainings came to; where `sizes`, exact parameters and flops, without training.
+    """Writes the metrics of all finished trainings to the experiments' records.
+
+    Args:
+        changes: Hydra overrides that the trainings were run with, beside those of their rows.
+        out: the folder of the trainings.
+        sizes: whether exact parameters and flops are recorded instead, which needs no training.
 
     Raises:
-        UserError: a name or change that is none, or changes where sizes are wanted.
+        UserError: a name does not exist, a change is not allowed, or changes are given together with `sizes`.
     """
     if sizes and changes:
-        raise UserError("--sizes is of the rows as they are: leave out --set.")
+        raise UserError("--sizes counts the rows as they are and takes no changes: leave out --set or --sizes.")
     _check_changes(changes)
     for one in find(names):
         if not sizes:
@@ -123,39 +135,44 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
 
 
 def report(names: Sequence[str], out: Path = EXPERIMENTS) -> None:
-    """Writes `index.html` of experiments."""
+    """Writes one page of the experiments, `index.html` in `out`."""
     print(f"Report: {write_page(find(names), out)}")
 
 
 def table(names: Sequence[str]) -> None:
-    """Prints what was measured as Markdown. Raises UserError where nothing was."""
+    """Prints what was measured as Markdown tables. Raises UserError if nothing was measured."""
     measured = [one for one in find(names) if one.measured]
     if not measured:
-        raise UserError(f"nothing of {', '.join(names)} was measured: run it with --record.")
+        raise UserError(f"nothing was measured yet for {', '.join(names)}: run it with --record.")
     print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in measured))
 
 
 def _find(names: Sequence[str], rows: Sequence[str]) -> list[Experiment]:
-    """Raises UserError for a name that is none, and for rows of several experiments."""
+    """Raises UserError for an unknown name, and for rows if there are several experiments."""
     experiments = find(names)
     if rows and len(experiments) != 1:
-        raise UserError("--rows is for one experiment: name it.")
+        raise UserError("--rows is for one experiment: name that one alone, as in abe/table1.")
     return experiments
 
 
 def _check_changes(changes: Sequence[str]) -> None:
-    """Raises UserError for a change that another option is for."""
+    """Raises UserError for a change that has an option of its own: the seed and paths."""
     for change in changes:
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
-            raise UserError(f"--set {change} is for {'--seeds' if name == 'seed' else '--out'} to say.")
+            raise UserError(
+                f"--set {change} is not possible: use "
+                f"{'--seeds' if name == 'seed' else '--out, or DML_DATA and DML_CACHE in the environment,'} instead."
+            )
 
 
 def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path, jobs: int) -> Experiment:
-    """The experiment with its rows tuned; what the searches find is recorded, as all trainings go by it.
+    """Carries out the searches that are missing, and returns the experiment with their results.
+
+    The results are recorded even without --record, as all trainings of the rows use them.
 
     Raises:
-        UserError: no trial of a search ended well, or its data is not there.
-        Interrupted: a signal stopped one.
+        UserError: all trials of a search failed, or its data is not there.
+        Interrupted: a signal stopped a search.
     """
     wanted = searches(experiment, rows, changes)
     if not wanted:
@@ -167,13 +184,15 @@ def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], o
     for search in wanted:
         if jobs == 1:
             with started_from_here():
-                _wait_for(command_of_search(search, out))  # 1 where a trial failed, which is recorded
+                _wait_for(
+                    command_of_search(search, out)
+                )  # the exit code is 1 if a trial failed: the record tells which
         keep(experiment, tuned=[tuned(search, changes, out)])
     return read_experiment(experiment.name)
 
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:
-    """Those whose data is there; says what the others lack. Raises UserError where there are none."""
+    """Returns the trainings whose data is there, and prints what the others lack. UserError if none is left."""
     missing = lacking([one for one in trainings if not one.script])
     for sentence, (first, *more) in missing.items():
         others = f" and {len(more)} more" if more else ""
@@ -181,7 +200,7 @@ def _possible(trainings: Sequence[Training]) -> list[Training]:
     gone = {one.overrides for some in missing.values() for one in some}
     possible = [one for one in trainings if one.overrides not in gone]
     if not possible:
-        raise UserError("nothing of this can be trained here: --dry-run prints the commands.")
+        raise UserError("nothing of this can be trained here, as its data is missing: --dry-run prints the commands.")
     return possible
 
 
@@ -192,7 +211,7 @@ def _commands(trainings: Sequence[Training], out: Path, launcher: str, jobs: int
 
 
 def _train(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> bool:
-    """Whether one of the trainings failed. Raises Interrupted where a signal stopped one."""
+    """Starts what is not finished. Returns whether any of it failed. Raises Interrupted if a signal stopped one."""
     wanted = [one for one in trainings if not finished(one, out)]
     numbers = [len(each_once(some)) for some in (trainings, wanted)]
     print(f"{numbers[0]} trainings or scripts, {numbers[1]} to do.")
@@ -204,18 +223,22 @@ def _train(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -
     failed = False
     with started_from_here():
         for command, folders in commands(wanted, out, launcher):
-            if command[1] != "-m":  # a training notes it itself
+            if command[1] != "-m":  # a training notes its start itself
                 _note_start(command, folders[0])
             failed |= bool(_wait_for(command))
     return failed
 
 
 def _wait_for(command: Sequence[str]) -> int:
-    """The exit code. Raises Interrupted where a signal stopped it, and waits for it where one stops this process."""
+    """Starts a command and returns its exit code. Waits for it to end even if a signal stops this process.
+
+    Raises:
+        Interrupted: a signal stopped the command.
+    """
     process = subprocess.Popen(command)
     try:
         code = process.wait()
-    except KeyboardInterrupt:  # the terminal told it too
+    except KeyboardInterrupt:  # the command got the same Ctrl-C from the terminal and ends by itself
         process.wait()
         raise
     if code == INTERRUPTED:
@@ -224,18 +247,18 @@ def _wait_for(command: Sequence[str]) -> int:
 
 
 def _noted(training: Training, out: Path) -> Job:
-    """A training to be carried out beside others; of a script, its start is noted."""
+    """Returns the job of a training; the job of a script also notes its start."""
     job = job_of(training, out)
     return replace(job, begin=partial(_note_start, job.command, job.log.parent)) if training.script else job
 
 
 def _note_start(command: Sequence[str], folder: Path) -> None:
-    """Of a script."""
+    """Writes down the start of a script: command, date, commit and hardware."""
     folder.mkdir(parents=True, exist_ok=True)
     machine = hardware("auto" if "cuda" in command else "cpu")
-    add_start(folder, ["python", *_as_typed(command[1:-2])], machine)  # but for --out
+    add_start(folder, ["python", *_as_typed(command[1:-2])], machine)  # without the last two words, --out FOLDER
 
 
 def _as_typed(command: Sequence[str]) -> list[str]:
-    """Paths below the project as they are typed in it."""
+    """Shortens paths below the project to what one types in its root."""
     return [word.removeprefix(f"{FOLDER.parent}/") for word in command]

@@ -1,4 +1,4 @@
-"""The tables and figures of the papers: experiments/PAPER/NAME.yaml, and beside it what was measured, NAME.json."""
+"""Finds and reads experiments: experiments/PAPER/NAME.yaml, and beside it what was measured, NAME.json."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ FOLDER = CONF.parent / "experiments"
 
 
 def names() -> list[str]:
-    """Of all experiments, paper by paper, tables before figures."""
+    """Returns the names of all experiments, paper by paper, tables before figures."""
 
     def order(name: str) -> tuple[str, bool, int, str]:
         paper, kind = name.split("/")
@@ -27,10 +27,13 @@ def names() -> list[str]:
 
 
 def find(wanted: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, `abe/table1`; of a whole paper, `abe`; all where none is named.
+    """Reads the experiments that are wanted.
+
+    Args:
+        wanted: names of experiments (`abe/table1`) or of papers (`abe`); `all` or nothing for all.
 
     Raises:
-        UserError: a name that is none, with the near ones.
+        UserError: there is no such name; the message has similar ones.
     """
     known = names()
     found: list[str] = []
@@ -45,10 +48,10 @@ def find(wanted: Sequence[str]) -> list[Experiment]:
 
 
 def read_experiment(name: str) -> Experiment:
-    """One experiment with what was measured for it.
+    """Reads one experiment with what was measured for it.
 
     Raises:
-        UserError: a file that does not say what it has to.
+        UserError: the YAML file is damaged or lacks something.
     """
     path = FOLDER / f"{name}.yaml"
     try:
@@ -56,9 +59,9 @@ def read_experiment(name: str) -> Experiment:
         parts = {part: _part(part, said) for part, said in content["parts"].items()}
         rows = [_row(said, parts) for said in content["rows"]]
         if len({row.name for row in rows}) < len(rows):
-            raise ValueError("two rows have one name")
+            raise ValueError("two rows have the same name")
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
-            raise ValueError(f"compared_with names no row: {base}")
+            raise ValueError(f"compared_with names '{base}', which is no row")
         _check_patterns(rows, base)
         experiment = Experiment(
             name,
@@ -76,11 +79,11 @@ def read_experiment(name: str) -> Experiment:
         )
         return _with_record(experiment)
     except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path} is no experiment: {' '.join(str(error).split())}.") from error
+        raise UserError(f"{path} cannot be read as an experiment: {' '.join(str(error).split())}.") from error
 
 
 def _with_record(experiment: Experiment) -> Experiment:
-    """With what was measured of the rows as they are now."""
+    """Adds what was measured. Records of rows whose options have changed since, or that are gone, are left out."""
     if not experiment.record.exists():
         return experiment
     kept = json.loads(experiment.record.read_text())
@@ -130,7 +133,7 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
         *(title for part, of in published.items() if part in parts for title in of if title not in parts[part].columns),
     ]
     if wrong:
-        raise ValueError(f"the row '{said.get('name')}' has an unknown {wrong[0]}")
+        raise ValueError(f"the row '{said.get('name')}' has an unknown key, part or column '{wrong[0]}'")
     return Row(
         str(said["name"]),
         said.get("overrides"),

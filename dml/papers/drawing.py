@@ -1,4 +1,4 @@
-"""The figures of papers, drawn: what was measured here, beside what was published."""
+"""Draws the figures of papers: what was measured here beside what was published."""
 
 import base64
 import io
@@ -15,7 +15,14 @@ from dml.runs.log import read_metrics
 
 
 def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
-    """Caption and PNG, as a data URI, of what can be drawn of a paper figure."""
+    """Draws a paper's figure as far as it was measured; for a table there is nothing to draw.
+
+    Args:
+        out: the folder of the trainings.
+
+    Returns:
+        Captions and pictures, PNGs as data URIs.
+    """
     kind = experiment.figure.get("kind")
     if kind == "over":
         return _over(experiment)
@@ -30,8 +37,11 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
 
 
 def comparison(experiment: Experiment) -> Figure | None:
-    """The rows of an experiment beside the one that they are compared with, by its figure's `metric`, in the
-    setting of the experiment; None where nothing was measured in it."""
+    """Draws the rows of an experiment and their differences from the row that they are compared with.
+
+    The metric is the `metric` of the experiment's figure. Measurements with changes are left out. Returns None if no
+    others were made.
+    """
     metric = experiment.figure["metric"]
     compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
     differences = {(one.row, one.part): one for one in compared}
@@ -49,11 +59,11 @@ def comparison(experiment: Experiment) -> Figure | None:
 
 Lines = dict[str, list[summaries.Measured]]
 
-PUBLISHED = ", published"  # of a line
+PUBLISHED = ", published"  # added to the label of a line
 
 
 def _over(experiment: Experiment) -> list[tuple[str, str]]:
-    """What was measured over a number; of the paper's setting beside what was published."""
+    """Draws metrics over a number, a picture for each setting; the published ones are in that of the paper's."""
     x, ys, drawn = experiment.figure["x"], experiment.figure["y"], []
     for y in ys if isinstance(ys, list) else [ys]:
         for changes, part in product(_changes(experiment), experiment.parts):
@@ -66,7 +76,7 @@ def _over(experiment: Experiment) -> list[tuple[str, str]]:
                 printed_here = _published(experiment, row, part, y["metric"])
                 if row.x is not None and printed_here is not None and not changes:
                     lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(row.x, printed_here, None))
-            # Lines over different things are pictures of their own.
+            # Lines over different quantities go into pictures of their own.
             for title in x.values() if isinstance(x, dict) else [y.get("x", x)]:
                 mine = {
                     line: points
@@ -80,12 +90,12 @@ def _over(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _changes(experiment: Experiment) -> list[tuple[str, ...]]:
-    """The paper's setting, and every other that was measured."""
+    """Returns the changes of every setting that was measured; first none, which is the paper's setting."""
     return sorted({(), *(tuple(one.changes) for one in experiment.measured)})
 
 
 def _published(experiment: Experiment, row: Row, part: str, metric: str) -> float | None:
-    """What the paper prints of a row, in the unit of the metric."""
+    """Returns what the paper prints for a row, in the unit of the metric; None if it prints nothing."""
     for title, column in experiment.parts[part].columns.items():
         if column.metric == metric and title in row.published.get(part, {}):
             return row.published[part][title] / column.scale
@@ -101,7 +111,7 @@ def _values(experiment: Experiment, row: str, part: str, changes: list[str], met
 
 
 def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
-    """One metric of a row against another; of the paper's setting beside what was published."""
+    """Draws one metric of a row against another; the published ones are in the picture of the paper's setting."""
     x, y, drawn = experiment.figure["x"], experiment.figure["y"], []
     for changes, part in product(_changes(experiment), experiment.parts):
         lines: Lines = {}

@@ -1,8 +1,9 @@
-"""What an experiment is: rows, parts and columns, the trainings that they need, and what was measured of them.
+"""Experiments: their rows, parts and columns, the trainings that they need, and what was measured.
 
-A row is a setting with Hydra overrides, or a figure quoted from elsewhere, without; a part is a block of columns, one
-training each; a column is a published figure and the name that it has in a run's `metrics.json`. Where rows are tuned,
-each is first searched for the options that do best on validation classes, which all its trainings then have.
+A row is a setting, given by Hydra overrides; a row that the paper only quotes from elsewhere has none. A part is a
+block of columns, usually a data set: each row is trained once for each part and seed. A column is a figure that the
+paper prints, with its name in a run's `metrics.json`. In an experiment with tuning, a search first finds the options of
+each row that do best on validation classes; all trainings of the row then use them.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from dml.errors import UserError
 
 @dataclass(frozen=True)
 class Column:
-    """`metric` of `metrics.json` times `scale` is what the paper prints."""
+    """A column: `metric` of `metrics.json`, times `scale`, is what the paper prints."""
 
     metric: str
     scale: float = 1.0
@@ -27,9 +28,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Section:
-    """A block of columns.
+    """A part of an experiment: a block of columns.
 
     Attributes:
+        overrides: Hydra overrides of all its trainings.
+        columns: by title.
         seeds: of its trainings; None: the experiment's.
     """
 
@@ -41,15 +44,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the rows of an experiment are tuned, all alike: each tries every combination of a few values, and is judged
-    on validation classes.
+    """How the rows of an experiment are tuned: each tries every combination of a few values, on validation classes.
 
-    A grid rather than a random search: of four to eight draws, few fall where the best value lies.
+    It is a grid rather than a random search: of four to eight random draws, few fall where the best value lies.
 
     Attributes:
-        trials: trainings of each row's search; every row's grid has to have as many combinations.
-        overrides: options of every trial.
-        search: options that are searched for every row beside the row's own, and their values.
+        trials: number of trainings in a search; every row's grid has to have as many combinations.
+        overrides: Hydra overrides of every trial.
+        search: options that are searched for every row, beside the row's own: name -> values.
     """
 
     trials: int
@@ -62,9 +64,9 @@ class Trial:
     """One training of a search.
 
     Attributes:
-        options: what was tried.
+        options: overrides that were tried.
         value: the criterion on validation classes; None: the training failed.
-        seconds: of training.
+        seconds: that the training took; None: unknown.
     """
 
     options: list[str]
@@ -74,14 +76,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the search of a row came to.
+    """The result of a row's search.
 
     Attributes:
-        key: of the search (`Search.key`): a row that is searched in another way by now was not tuned.
+        key: `Search.key`. If the row is searched differently by now, the keys differ and the row counts as not tuned.
         changes: see `Measurement`.
         chosen: options of the best trial.
-        trials: all of them.
-        command, commit, date, hardware: how it came about.
+        trials: all trials of the search.
+        command, commit, date, hardware: what was run, and when and on what.
     """
 
     row: str
@@ -96,18 +98,18 @@ class Tuned:
 
     @property
     def best(self) -> float:
-        """The criterion of the best trial."""
+        """Returns the criterion of the best trial."""
         return max(one.value for one in self.trials if one.value is not None)
 
 
 @dataclass(frozen=True)
 class Search:
-    """The search of a row.
+    """The search that a row needs.
 
     Attributes:
-        overrides: options of every trial.
-        options: those that are searched, each with its values: `lr=choice(1e-4,1e-3)`.
-        trials: how many combinations there are.
+        overrides: Hydra overrides of every trial.
+        options: what is searched, with its values: `lr=choice(1e-4,1e-3)`.
+        trials: number of combinations.
     """
 
     experiment: str
@@ -118,7 +120,7 @@ class Search:
 
     @property
     def key(self) -> str:
-        """Of its configuration: its folder."""
+        """Returns the name of the search's folder, which its configuration determines."""
         return f"search_{_digest([*self.overrides, *self.options, str(self.trials)])}"
 
 
@@ -127,16 +129,16 @@ class Row:
     """A line of a table or a point of a figure.
 
     Attributes:
-        overrides: None: it is not trained here.
-        command: a script of experiments/ in place of a training, with its options, of which "{seed}" stands for the
-            seed; `metrics.json` in its --out has the figures of each row.
+        overrides: Hydra overrides; None: it is not trained here.
+        search: options that are tuned for this row alone: name -> values.
+        command: a script of experiments/ with its options, which runs in place of a training. "{seed}" in it stands
+            for the seed. The script writes the figures of each row to `metrics.json` in the folder of --out.
         smoke: options that make the script short.
-        search: options of its own that are tuned, and their values.
-        published: by part and column.
-        pattern: of a metric that rows are compared by, `above` or `below`: where the paper has this row, seen from the
-            one that all are compared with.
-        parts: which are trained.
-        x, line: its place in a figure over numbers.
+        published: the paper's figures, by part and column.
+        pattern: by metric, `above` or `below`: where the paper has this row, seen from the row that all are compared
+            with.
+        parts: those that it is trained for.
+        x, line: its position and its line in a figure over numbers.
     """
 
     name: str
@@ -154,10 +156,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Training:
-    """One run that an experiment needs. Equal overrides are the same run, whichever tables ask for it.
+    """One run that an experiment needs. Equal overrides and seeds are the same run, whichever tables ask for it.
 
     Attributes:
-        overrides: of `dml.run`, or where `script`, a script of experiments/ and its options.
+        overrides: of `dml.run`; if `script`, a script of experiments/ and its options.
     """
 
     experiment: str
@@ -169,7 +171,7 @@ class Training:
 
     @property
     def key(self) -> str:
-        """Of its configuration: the folder that all its seeds share."""
+        """Returns the name of the folder that all its seeds share; the configuration determines it."""
         kind = next((o.split("=")[1] for o in reversed(self.overrides) if o.startswith("method=")), "run")
         kind = Path(self.overrides[0]).stem if self.script else kind
         return f"{kind}_{_digest(self.overrides)}"
@@ -181,14 +183,14 @@ def _digest(options: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured for a row.
+    """The metrics of one training of a row.
 
     Attributes:
-        key: of the training (`Training.key`): a row that has other options by now was not measured.
-        seed: None of what is not trained, as sizes.
-        changes: overrides beside the paper's, as of a shorter training; empty: the setting is the paper's.
+        key: `Training.key`. If the row has other options by now, the keys differ and the row counts as not measured.
+        seed: None: it was counted without training, as parameters are.
+        changes: overrides beside those of the row, as for a shorter training; empty: the paper's setting.
         metrics: those that its columns show.
-        command, commit, date, hardware, seconds: how it came about.
+        command, commit, date, hardware, seconds: what was run, when, on what, and how long it took.
     """
 
     row: str
@@ -206,13 +208,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Compared:
-    """By how much a row is above another on the same queries (`dml.compare`, drawing classes).
+    """By how much a metric of a row is above that of another row on the same queries (as `dml.compare`, by classes).
 
     Attributes:
-        metric: recall@1 or map@r, a share.
+        changes: see `Measurement`.
+        metric: recall@1 or map@r, 0 to 1.
         against: the other row.
-        low, high: of the 95 % interval.
-        runs: how many there are of the row, and of the other; each query's figure is their mean.
+        estimate: the difference.
+        low, high: bounds of its 95 % interval.
+        p: of the test that there is no difference.
+        runs: number of runs of the row, and of the other row; each query counts with its mean over the runs.
     """
 
     row: str
@@ -232,10 +237,15 @@ class Experiment:
     """A table or a figure of a paper.
 
     Attributes:
+        record: the JSON file with what was measured.
+        source: paper and number of the table or figure.
+        about: the setting, and how it differs from the paper's.
+        overrides, seeds: of all trainings.
+        parts, rows: by name.
+        figure: how the figure is drawn, see `drawing`; empty for a table.
         compared_with: the row that all others are compared with; empty: none.
-        record: where what was measured is kept.
         tuning: None: rows are trained as they stand.
-        measured, compared, tuned: what was recorded of rows as they are now.
+        measured, compared, tuned: what was recorded for rows that have the same options now.
     """
 
     name: str
@@ -255,14 +265,14 @@ class Experiment:
     tuned: list[Tuned] = field(default_factory=list)
 
     def of_row(self, row: Row, part: str) -> tuple[str, ...]:
-        """All overrides of a row in a part, but the seed."""
+        """Returns all overrides of a row in a part, without the seed."""
         return (*self.overrides, *self.parts[part].overrides, *(row.overrides or []))
 
     def search(self, row: Row, changes: Sequence[str] = ()) -> Search | None:
-        """What has to be searched before a row is trained; None: nothing.
+        """Returns the search that a row needs before it is trained; None: it needs none.
 
         Raises:
-            UserError: a row whose grid has another number of combinations than every row is given.
+            UserError: the row's grid has more or fewer combinations than every row is given.
         """
         if self.tuning is None or row.overrides is None:
             return None
@@ -276,7 +286,7 @@ class Experiment:
         return Search(self.name, row.name, overrides, options, trials)
 
     def chosen(self, row: Row, changes: Sequence[str] = ()) -> list[str] | None:
-        """The options that the search of a row found; None: it was not searched yet."""
+        """Returns the options that a row's search found: [] if it needs no search, None if it was not searched yet."""
         search = self.search(row, changes)
         if search is None:
             return []
@@ -285,11 +295,18 @@ class Experiment:
     def trainings(
         self, rows: Sequence[str] = (), seeds: Sequence[int] = (), changes: Sequence[str] = ()
     ) -> list[Training]:
-        """What has to be run, of some rows and seeds or of all; scripts where there are no changes, which they have no
-        options for, and once where the seed is none of their options. A row that was not searched yet is as it stands.
+        """Returns the trainings that rows need.
+
+        Scripts take no changes and are left out if there are any. A script without a seed among its options is run
+        once. A row that was not searched yet is trained as it stands.
+
+        Args:
+            rows: names; empty: all rows.
+            seeds: empty: those of the part, else of the experiment.
+            changes: overrides beside those of each row.
 
         Raises:
-            UserError: a row that is not there, with the near ones.
+            UserError: there is no such row; the message has similar ones.
         """
         for name in rows:
             if name not in self.rows:
@@ -311,6 +328,6 @@ class Experiment:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence that knows no such name; empty where none is alike."""
+    """Returns ": did you mean ...?" with the names that are similar to an unknown one; empty if none is."""
     alike = difflib.get_close_matches(name, list(names), n=5, cutoff=0.3)
     return f": did you mean {', '.join(alike)}?" if alike else ""

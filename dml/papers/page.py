@@ -1,4 +1,4 @@
-"""One page of experiments: what was published, what was measured here, and the difference."""
+"""The page of experiments: what was published, what was measured here, and the difference."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from dml.reporting.page import render
 
 @dataclass(frozen=True)
 class Cell:
-    """A metric of a row in the unit of the paper; None: not printed, or not measured.
+    """A metric of a row in the unit of the paper.
 
     Attributes:
-        published: as printed.
-        mean, std: of n seeds; std None of one.
-        higher_is_better: None: neither way, as for a spread, or not known.
+        published: as the paper prints it; None: it does not.
+        mean, std: over n seeds; None: not measured, and `std` of a single seed.
+        higher_is_better: None: neither direction is better, as for a spread, or it is not known.
     """
 
     published: float | None
@@ -34,27 +34,27 @@ class Cell:
 
     @property
     def better(self) -> bool | None:
-        """Than published; None: neither way, or not known."""
+        """Whether it is better than published; None: it is equal, neither direction is better, or it is not known."""
         if not self.difference or self.higher_is_better is None:
             return None
         return (self.difference > 0) == self.higher_is_better
 
     @property
     def difference(self) -> float | None:
-        """Measured less published."""
+        """Returns measured minus published; None if one of them is missing."""
         return None if self.mean is None or self.published is None else self.mean - self.published
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Measurements that were made with the same changes to the paper's setting; none: the paper's own."""
+    """Measurements with the same changes to the paper's setting; without changes: the paper's setting itself."""
 
     changes: list[str]
     rows: dict[str, dict[str, dict[str, Cell]]]  # by row, part and column
 
 
 def settings(experiment: Experiment) -> list[Setting]:
-    """The paper's setting first, with every row, then each other that was measured, with the rows that were."""
+    """Returns the paper's setting with all its rows, then every other measured setting with the rows measured in it."""
     found = sorted(
         {tuple(one.changes) for one in experiment.measured if one.changes}, key=lambda changes: (len(changes), changes)
     )
@@ -78,11 +78,11 @@ def _setting(experiment: Experiment, changes: list[str]) -> Setting:
 
 
 def _cell(published: float | None, metric: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
-    # Over repetitions, not over learners or collections, which runs tell by that name.
+    # The spread over seeds. The metrics of learners and of mlrc end in /std too, but runs give those themselves.
     spread = metric.endswith("/std") and not metric.startswith(("learners/", "mlrc/"))
     name = metric.removesuffix("/std") if spread else metric
     mine = [one for one in measured if one.part == part and name in one.metrics]
-    # Sizes are counted once: where there are trainings, these have them too.
+    # Sizes are recorded without a seed. Trainings have them too, so where there are any, only these count.
     values = [scale * one.metrics[name] for one in ([m for m in mine if m.seed is not None] or mine)]
     if spread:
         return Cell(published, statistics.stdev(values) if len(values) > 1 else None, None, len(values), None)
@@ -93,8 +93,11 @@ def _cell(published: float | None, metric: str, scale: float, part: str, measure
 
 
 def markdown(experiment: Experiment) -> str:
-    """What was measured, a table a setting and part: mean ± std of so many seeds, and the distance in points from the
-    row that all are compared with; then whether the papers' patterns show."""
+    """Returns what was measured as Markdown, one table for each setting and part.
+
+    A table has mean ± standard deviation over n seeds, and the difference in points from the row that all are compared
+    with. Sentences below the tables say whether the papers' patterns show.
+    """
     tables = []
     for setting in settings(experiment):
         for part in experiment.parts:
@@ -126,17 +129,17 @@ def markdown(experiment: Experiment) -> str:
 
 
 def measured(cell: Cell) -> str:
-    """Mean ± standard deviation; nothing of what was not measured."""
+    """Writes mean ± standard deviation; empty if nothing was measured."""
     return number(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
 
 
 def _digits(value: float) -> int:
-    """As many places as the paper prints of a number of this size."""
+    """Returns the number of decimals that papers print for a number of this size."""
     return 1 if abs(value) >= 10 else 2
 
 
 def columns(experiment: Experiment, setting: Setting, part: str) -> dict[str, tuple[bool, bool]]:
-    """Whether anything was published and measured in each column of a part."""
+    """Returns for each column of a part whether anything was published and whether anything was measured."""
     result = {}
     for title in experiment.parts[part].columns:
         cells = [cells[part][title] for cells in setting.rows.values()]
@@ -145,23 +148,23 @@ def columns(experiment: Experiment, setting: Setting, part: str) -> dict[str, tu
 
 
 def number(value: float | None, sign: bool = False) -> str:
-    """In the precision of the papers; nothing for None."""
+    """Writes a number in the precision of the papers; empty for None."""
     return "" if value is None else f"{value:{'+' if sign else ''}.{_digits(value)}f}"
 
 
 def printed(value: float | None, places: int) -> str:
-    """A published number, to the digit."""
+    """Writes a published number with so many decimals; empty for None."""
     return "" if value is None else f"{value:.{places}f}"
 
 
 def places(experiment: Experiment, part: str, title: str) -> int:
-    """Of a column: as many decimals as the paper prints where it prints the most."""
+    """Returns the largest number of decimals that the paper prints in a column."""
     values = [row.published[part][title] for row in experiment.rows.values() if title in row.published.get(part, {})]
     return max((len(repr(value).partition(".")[2]) for value in values), default=1)
 
 
 def sources(measured: Sequence[Measurement | Tuned]) -> list[Mapping[str, Any]]:
-    """Where measurements come from, equal ones once."""
+    """Returns hardware, commit, date and commands of measurements, equal ones once."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for one in measured:
         groups.setdefault((one.hardware, one.commit, one.date), []).append(one.command)
@@ -172,7 +175,7 @@ def sources(measured: Sequence[Measurement | Tuned]) -> list[Mapping[str, Any]]:
 
 
 def section(experiment: Experiment, out: Path) -> str:
-    """HTML of one experiment: what was published and measured, as tables; pictures; where measurements come from.
+    """Returns the HTML of one experiment: its tables and pictures, and where its measurements come from.
 
     Args:
         out: the folder of the trainings, for pictures that runs made.
@@ -181,7 +184,7 @@ def section(experiment: Experiment, out: Path) -> str:
 
 
 def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
-    """`index.html` in `out`, self-contained."""
+    """Writes a self-contained `index.html` into `out`. Returns its path."""
     page = render("experiments.html.jinja", content=[_content(one, out) for one in experiments], **_WRITTEN)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "index.html", page)
@@ -201,5 +204,5 @@ def _content(one: Experiment, out: Path) -> dict[str, Any]:
     }
 
 
-# How templates write numbers.
+# The functions with which the templates write numbers.
 _WRITTEN = {"number": number, "printed": printed, "columns": columns, "places": places}

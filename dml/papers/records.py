@@ -1,4 +1,4 @@
-"""What was measured, kept beside what was published."""
+"""Records what was measured: experiments/PAPER/NAME.json, beside the YAML file with what was published."""
 
 import json
 import shlex
@@ -21,7 +21,12 @@ from dml.training.complexity import complexity
 
 
 def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
-    """What the finished trainings of an experiment came to."""
+    """Collects the metrics of the finished trainings of an experiment.
+
+    Args:
+        changes: Hydra overrides that they were run with, beside those of their rows.
+        out: the folder of the trainings.
+    """
     found = []
     for training in _with_seeds(experiment, changes, out):
         folder = folder_of(training, out)
@@ -31,10 +36,10 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
         wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
-        if not kept:  # of a script from before it had this row
+        if not kept:  # the script ran before it had this row
             continue
         begun = said_of_starts(folder)
-        # A run that went on elsewhere is of all these commits and machines.
+        # A run that was resumed elsewhere has several commits and machines: all are kept.
         commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
         found.append(
             Measurement(
@@ -47,7 +52,7 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
 
 
 def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Training]:
-    """The finished trainings, of whatever seeds there are."""
+    """Returns the finished trainings with all seeds that are in the folder."""
     result = []
     for training in experiment.trainings(seeds=[0], changes=changes):
         names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
@@ -62,7 +67,7 @@ def _drawn(experiment: Experiment) -> list[dict[str, str]]:
 
 
 def sizes_of(experiment: Experiment) -> list[Measurement]:
-    """Parameters and flops of the rows whose columns show them: exact, and nothing is trained."""
+    """Counts the parameters and flops of the rows whose columns show them, without training."""
     found = []
     for training in experiment.trainings(seeds=[0]):
         columns = experiment.parts[training.part].columns.values()
@@ -81,7 +86,7 @@ def sizes_of(experiment: Experiment) -> list[Measurement]:
 
 
 def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
-    """The finished rows of an experiment with the one that it compares them with, where that is finished too."""
+    """Compares the finished rows with the row `compared_with`, in each part where that is finished too."""
     folders: dict[tuple[str, str], list[Path]] = {}
     for training in _with_seeds(experiment, changes, out):
         folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
@@ -106,21 +111,28 @@ def keep(
     compared: Sequence[Compared] = (),
     tuned: Sequence[Tuned] = (),
 ) -> Path:
-    """Writes measurements beside the experiment, in place of those of the same row, part, seed and changes."""
+    """Adds measurements, comparisons and searches to the record of an experiment.
+
+    They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
+    same metrics as before keeps its commit, date and hardware. A comparison of fewer runs than before is dropped.
+
+    Returns:
+        The file of the record.
+    """
 
     def place(one: Measurement | Compared) -> tuple[Any, ...]:
         return one.row, one.part, one.seed if isinstance(one, Measurement) else one.metric, tuple(one.changes)
 
-    with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper meanwhile
+    with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper at the same time
         before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
-        for one in found:  # what was recorded before keeps its commit, date and hardware
+        for one in found:  # the same metrics keep their commit, date and hardware
             if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
                 all_of_them[place(one)] = one
         differences = {place(one): one for one in before.compared}
         for difference in compared:
             known = differences.get(place(difference))
-            if known is None or min(known.runs) <= min(difference.runs):  # never less than there was
+            if known is None or min(known.runs) <= min(difference.runs):  # never fewer runs than before
                 differences[place(difference)] = difference
         searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *tuned)}
         content = {
@@ -133,10 +145,10 @@ def keep(
 
 
 def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
-    """Keeps what is finished, and a picture of it where that is of a comparison."""
+    """Records the finished trainings; of an experiment with a comparison also the differences and a picture."""
     found = measure(experiment, changes, out)
     if not found:
-        print(f"Nothing of {experiment.name} is finished: nothing was recorded.")
+        print(f"No training of {experiment.name} is finished: nothing was recorded.")
         return
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:

@@ -1,6 +1,6 @@
-"""Every row of every experiment for one step, on miniature data and a small backbone.
+"""Runs every row of experiments for one step, on miniature data with a small backbone.
 
-What comes out is no figure; it shows that rows compose, train, and give the figures that the paper prints of them.
+The metrics mean nothing. The run shows that rows compose and train, and that they give the figures the paper prints.
 """
 
 import json
@@ -32,22 +32,29 @@ from dml.training.callbacks.order import callbacks_of
 from dml.training.run import fit
 from dml.training.trainer import trainer_of
 
-# What belongs to a backbone, and cannot be kept beside another.
+# Prefixes of options that fit one backbone alone, and are dropped with it.
 OF_A_BACKBONE = ("backbone", "method.branch=", "method.attention_depth=", "method.object_layers=")
 
 BATCH = 8
 
-# What an aggregate adds to the metrics of one training.
+# Metrics that come from the trainings of all folds together; one training alone does not have them.
 OF_COLLECTIONS = {f"mlrc/{kind}/{name}/mean" for kind in KINDS for name in of_queries()}
 
-Shown = dict[str, set[str]]  # by row, what the paper prints of it
+Shown = dict[str, set[str]]  # by row, the metrics that the paper prints
 
 
 def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
-    """Runs each distinct row, several at a time.
+    """Runs each row once for each distinct set of options, several at a time.
+
+    Args:
+        rows: names; empty: all rows.
+        processes: how many at a time; None: one for each core.
 
     Returns:
-        What went wrong, by `experiment: row, part`.
+        `experiment: row, part` -> what went wrong, for those that failed.
+
+    Raises:
+        UserError: there is no such row, or an option of a search has neither range nor choice.
     """
     wanted: dict[tuple[str, ...], Shown] = {}
     places: dict[tuple[str, ...], list[str]] = {}
@@ -55,7 +62,7 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
     for experiment in experiments:
         for training in experiment.trainings(rows, seeds=[0]):
             columns, row = experiment.parts[training.part].columns, experiment.rows[training.row]
-            # A row that is not printed has all its columns' figures.
+            # A row of which the paper prints nothing has to give the figures of all columns.
             shown = {columns[title].metric for title in row.published.get(training.part, columns)}
             if row.x is not None:
                 shown |= _over(experiment, training.part)
@@ -76,7 +83,7 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
             for options, said in tqdm(pool.imap_unordered(_one, jobs), total=len(jobs), desc="rows"):
                 wrong |= dict.fromkeys(places[options], said) if said else {}
             pool.close()
-            pool.join()  # rather than be killed, with semaphores left behind
+            pool.join()  # a pool that is killed leaves semaphores behind
     return wrong
 
 
@@ -84,11 +91,11 @@ def _quietly() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  as many bars
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  silences progress bars
 
 
 def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tuple[str, ...], str]:
-    """What went wrong with one run; nothing where it went through and its rows have their figures."""
+    """Runs one set of options. Returns them and what went wrong, empty if it gave all figures that its rows need."""
     options, shown, shorter, folder = job
     try:
         if shorter is not None:
@@ -103,7 +110,7 @@ def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tup
 
 
 def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dict[str, set[str]]:
-    """Which figures a script gives of each row."""
+    """Runs a script. Returns the names of the figures that it gives for each row."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
         path, *given = (option.replace("{seed}", "0") for option in options)
         places = [option.replace("{data}", str(folder / "data")) for option in shorter]
@@ -115,14 +122,14 @@ def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dic
 
 
 def _over(experiment: Experiment, part: str) -> set[str]:
-    """What a figure of this part has above its numbers, where that is one of the columns."""
+    """Returns the metrics that the paper's figure draws on its vertical axis and that are columns of this part."""
     said = experiment.figure.get("y", [])
     drawn = {one["metric"] for one in (said if isinstance(said, list) else [said])}
     return drawn & {column.metric for column in experiment.parts[part].columns.values()}
 
 
 def _check_backbone(options: Sequence[str]) -> None:
-    """Composes a row as it stands, and builds its model where options name stages of the backbone."""
+    """Composes a row with its own backbone, and builds the model if options name stages of that backbone."""
     config = composed(*options)
     if any(option.startswith(OF_A_BACKBONE[1:]) for option in options):
         config.backbone.weights = "none"
@@ -131,16 +138,16 @@ def _check_backbone(options: Sequence[str]) -> None:
 
 
 def train(options: Sequence[str], folder: Path) -> set[str]:
-    """One step and its evaluation, without pictures: which figures `metrics.json` would have."""
+    """Trains one step and evaluates, without pictures. Returns the names of the metrics."""
     small = [option for option in options if not option.startswith(OF_A_BACKBONE)]
-    if any("collage" in option.partition("=")[2] for option in options):  # needs the whole of CIFAR-100
+    if any("collage" in option.partition("=")[2] for option in options):  # a collage needs all of CIFAR-100
         small = [option for option in small if not option.startswith("dataset.")]
         small += ["dataset=glyphs", "dataset.classes=16", "dataset.images_per_class=4", "dataset.size=32"]
     places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
     small += ["backbone=small", *places]
     config = composed(*small)
     several, collected = trainings_of(config), any(axis.collected for axis in left_open(config))
-    if several:  # the first of its trainings
+    if several:  # only the first of its trainings
         config = composed(*small, *next(iter(several.values())))
     settle(config)
     OmegaConf.set_struct(config, False)

@@ -1,4 +1,4 @@
-"""The trainings that rows of tables and figures ask for: their commands, folders and time."""
+"""The trainings that rows of experiments need: their commands, folders and duration."""
 
 import json
 import sys
@@ -25,7 +25,10 @@ from dml.training.build import build_method
 
 
 def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
-    """What to start, and the folders of what it runs: a sweep over the seeds of each configuration, a script a seed."""
+    """Returns the commands to start, each with the folders of its runs.
+
+    A configuration is one command, a sweep over its seeds; a script is one command for each seed.
+    """
     by_key: dict[str, list[Training]] = {}
     for training in each_once(trainings):
         by_key.setdefault(training.key, []).append(training)
@@ -43,7 +46,7 @@ def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") 
 
 
 def each_once(trainings: Iterable[Training]) -> list[Training]:
-    """Of those that several rows share, the first."""
+    """Drops trainings that an earlier row has already asked for."""
     found: dict[tuple[str, int], Training] = {}
     for one in trainings:
         found.setdefault((one.key, one.seed), one)
@@ -51,7 +54,7 @@ def each_once(trainings: Iterable[Training]) -> list[Training]:
 
 
 def job_of(training: Training, out: Path) -> Job:
-    """A training, or script, as one of several at once."""
+    """Returns the job that runs a training, or a script, beside others."""
     folder = folder_of(training, out)
     own = [*training.overrides, f"seed={training.seed}"]
     command = _script(training, out) if training.script else typed(own, folder)
@@ -66,21 +69,24 @@ def _script(training: Training, out: Path) -> list[str]:
 
 
 def folder_of(training: Training, out: Path) -> Path:
-    """Where a training, done or not, has its place."""
+    """Returns the folder of a training, whether it is finished or not."""
     return out / training.key / f"seed={training.seed}"
 
 
 def finished(training: Training, out: Path) -> Path | None:
-    """The folder of a training that is done."""
+    """Returns the folder of a training if it is finished, else None."""
     folder = folder_of(training, out)
     return folder if (folder / "metrics.json").exists() else None
 
 
 def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
-    """What keeps trainings from starting, as data sets that are not there, and which, one of each configuration.
+    """Finds the trainings whose data set cannot be opened.
+
+    Returns:
+        What is missing, as a sentence -> the trainings that lack it, one of each configuration.
 
     Raises:
-        UserError: options that do not compose.
+        UserError: the options of a row do not compose.
     """
     found: dict[str, list[Training]] = {}
     opened: dict[str, str] = {}
@@ -102,12 +108,13 @@ def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
 
 
 def seconds_of(trainings: Sequence[Training]) -> float:
-    """How long the training steps of all would take here, one after another: two steps of each model are timed.
+    """Estimates how many seconds the steps of all trainings take here, one after another.
 
-    Data, evaluation and weights are left out, and configurations of one size are timed once.
+    It times forward and backward passes of each distinct model on random images. Loading, the loss and evaluation are
+    left out.
 
     Raises:
-        UserError: a number of steps or images that is none.
+        UserError: an option has a value that is not allowed.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timed: dict[str, float] = {}
@@ -122,7 +129,7 @@ def seconds_of(trainings: Sequence[Training]) -> float:
         if size not in timed:
             method = build_method(config).to(device)
             images = torch.rand(8, 3, config.image_size, config.image_size, device=device)
-            for _ in range(2):  # the second is measured: the first makes buffers
+            for _ in range(2):  # the second time counts: the first includes making buffers
                 start = time.perf_counter()
                 method.embed(images).sum().backward()
                 if device.type == "cuda":

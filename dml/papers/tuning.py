@@ -1,4 +1,4 @@
-"""Rows that are tuned before they are trained: a search each, all of equally many trials, on validation classes."""
+"""Tuning of rows before they are trained: a search for each, all with the same number of trials, by validation."""
 
 import shlex
 import sys
@@ -20,7 +20,7 @@ OPTUNA = (
     "hydra/sweeper=optuna",
     "hydra/sweeper/sampler=grid",
     "hydra.sweeper.direction=maximize",
-    "hydra.sweeper.n_jobs=1",  # the same trials whatever the machine
+    "hydra.sweeper.n_jobs=1",  # so that the trials are the same on every machine
     "hydra.sweeper.max_failure_rate=1",
 )
 
@@ -28,29 +28,39 @@ OPTUNA = (
 def searches(
     experiment: Experiment, rows: Sequence[str] = (), changes: Sequence[str] = (), again: bool = False
 ) -> list[Search]:
-    """Of rows, or of all, those that were not tuned yet; where `again`, all."""
+    """Returns the searches that rows need.
+
+    Args:
+        rows: names; empty: all rows.
+        changes: overrides beside those of each row.
+        again: whether those that were carried out already are returned too.
+    """
     wanted = [row for row in experiment.rows.values() if not rows or row.name in rows]
     found = [experiment.search(row, changes) for row in wanted if again or experiment.chosen(row, changes) is None]
     return [one for one in found if one is not None]
 
 
 def command_of_search(search: Search, out: Path) -> list[str]:
-    """What carries out a search: stopped and started again, it goes on with the same trials."""
+    """Returns the command of a search. If it is stopped and started again, it goes on with the same trials."""
     options = [*search.overrides, *OPTUNA, f"hydra.sweeper.n_trials={search.trials}", *search.options]
     return [sys.executable, "-m", "dml.run", "-m", *options, f"paths.sweep_dir={out / search.key}"]
 
 
 def job_of_search(search: Search, out: Path) -> Job:
-    """A search as one of several at once."""
+    """Returns the job that runs a search beside others."""
     name = f"{search.experiment}, {search.row}, search"
     return Job(name, command_of_search(search, out), out / search.key / OUTPUT)
 
 
 def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
-    """What a search that was carried out came to.
+    """Reads the result of a search that was carried out.
+
+    Args:
+        changes: overrides that it was started with, beside those of its row.
+        out: the folder of the trainings.
 
     Raises:
-        UserError: no trial ended well.
+        UserError: all trials failed.
     """
     names = {option.partition("=")[0] for option in search.options}
     trials, begun = [], []
@@ -62,7 +72,9 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
     trials += [Trial([name], None, None) for name in failed]
     best = max((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
     if best is None:
-        raise UserError(f"{search.experiment}, {search.row}: no trial ended well, see {out / search.key}.")
+        raise UserError(
+            f"{search.experiment}, {search.row}: all trials of the search failed: look into {out / search.key}."
+        )
     commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
     typed = ["python", *command_of_search(search, out)[1:]]
     return Tuned(
@@ -72,7 +84,7 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
 
 
 def example(search: Search) -> list[str]:
-    """One of the trainings of a search: with the first value of each option."""
+    """Returns the overrides of one trial: the first value of each option."""
     found = []
     for one in OverridesParser.create().parse_overrides(list(search.options)):
         swept = one.value()

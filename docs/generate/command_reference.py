@@ -1,4 +1,4 @@
-"""The reference of the commands: what each says of itself with `--help`."""
+"""The reference of the commands, from what each prints with `--help`."""
 
 import contextlib
 import importlib
@@ -12,7 +12,7 @@ OF_HYDRA = ("dml.run", "dml.describe")  # they take the options of conf/, which 
 
 
 def page() -> str:
-    """Markdown of all commands."""
+    """Returns the Markdown of all commands."""
     lines = ["# Commands", "", "`python -m dml` lists them.", ""]
     for name, about in commands().items():
         lines += [f"## {name} {{ #{name.replace('.', '-')} }}", "", f"{about[:1].upper()}{about[1:]}", ""]
@@ -26,7 +26,7 @@ def page() -> str:
 
 
 def helped(name: str) -> str:
-    """What a command prints with `--help`."""
+    """Returns what a command prints with `--help`."""
     said = io.StringIO()
     with patch.object(sys, "argv", [name, "--help"]), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         importlib.import_module(name).main()

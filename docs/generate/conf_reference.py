@@ -1,7 +1,7 @@
-"""The reference of options: each file of `conf/`, its options, their defaults, what they may be, and what they mean.
+"""The reference of options: each file of `conf/`, with its options, their defaults, possible values and meanings.
 
-A meaning is the comment beside an option or above it; where there is none, what the docstring of the component that
-takes the option says of it, or what another file says of the same option.
+The meaning of an option is the comment beside it or above it. Without a comment, it is taken from the docstring of the
+component that takes the option, or from another file that explains the same option.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from in_words import in_words
 from dml.configuration.composition import CONF
 from dml.configuration.options import COMMON, OWN, TRAINER, parameters
 
-FIRST_FOUND = "---\nsearch: {boost: 5}\n---\n"  # who searches for an option means its meaning
+FIRST_FOUND = "---\nsearch: {boost: 5}\n---\n"  # a search for an option should find its explanation first
 
 GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir())
 
@@ -31,8 +31,8 @@ class Option:
 
     Attributes:
         name: as it is typed, `method.lambda_div`.
-        default: as it stands in the file.
-        values: what it may be, in words; empty: the component does not say.
+        default: as it is in the file.
+        values: its possible values in words; empty: the component does not say.
         meaning: one or two sentences.
     """
 
@@ -48,10 +48,10 @@ class ConfFile:
 
     Attributes:
         choice: as it is typed, `loss=gsp/ms`.
-        about: the lines of the comment at its head.
-        built_on: the choices that it changes, as `trainer=default`.
-        chosen: what else the file chooses, as `loss=abe_contrastive`.
-        options: in their order.
+        about: the lines of the comment at its top.
+        built_on: the choices that it changes, such as `trainer=default`.
+        chosen: other choices that the file makes, such as `loss=abe_contrastive`.
+        options: in the order of the file.
     """
 
     choice: str
@@ -62,12 +62,12 @@ class ConfFile:
 
 
 def files_of(group: str) -> list[ConfFile]:
-    """All files of a group, and of the groups below it."""
+    """Reads all files of a group, and of the groups below it."""
     return [read(path) for path in sorted((CONF / group).rglob("*.yaml"))]
 
 
 def read(path: Path) -> ConfFile:
-    """One file of `conf/`, as it is documented."""
+    """Reads one file of `conf/`, with the meaning of every option."""
     found = _read(path)
     return replace(found, options=[replace(one, meaning=one.meaning or _elsewhere(one.name)) for one in found.options])
 
@@ -90,7 +90,7 @@ def _read(path: Path) -> ConfFile:
 
 
 def _written(path: Path) -> str:
-    """A file of `conf/`, as it is chosen on the command line; `config` for the one that begins all."""
+    """Returns a file of `conf/` as it is chosen on the command line; `config` for `conf/config.yaml`."""
     group, _, name = path.relative_to(CONF).with_suffix("").as_posix().partition("/")
     return f"{group}={name}" if name else group
 
@@ -103,14 +103,14 @@ def _head(text: str) -> Iterator[str]:
 
 
 def _chosen(entry: dict[str, Any]) -> str:
-    """A line of a defaults list, as it would be typed; empty where it chooses nothing of ours."""
+    """Returns an entry of a defaults list as it would be typed; empty for entries of Hydra's own groups."""
     ((key, value),) = entry.items()
     group = re.sub(r"@.*", "", key.removeprefix("override").strip().removeprefix("/"))
     return "" if group.startswith("hydra") or value is None else f"{group}={value}"
 
 
 def _targets(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The content with what the files that it builds on say of its `_target_`s."""
+    """Adds the `_target_`s of the files that this file builds on."""
     for entry in content.get("defaults", []):
         base = _base(path, entry)
         if base is not None:
@@ -157,7 +157,7 @@ def _source(node: yaml.Node, lines: list[str]) -> str:
 
 
 def _comment(key: yaml.Node, value: yaml.Node, lines: list[str]) -> str:
-    """Beside an option, or on the lines above it that are indented as it is."""
+    """Returns the comment beside an option, or on the lines above it with the same indentation."""
     beside = lines[key.start_mark.line][value.end_mark.column :] if value.end_mark.line == key.start_mark.line else ""
     if (found := re.search(r"#\s*(.*)", beside)) is not None:
         return found[1]
@@ -187,7 +187,7 @@ def _values(name: str, target: str, option: str) -> str:
 
 
 def _said_by(target: str, option: str) -> str:
-    """What the component's docstring says of an option; of a library's component, where it is described."""
+    """Returns what the component's docstring says about an option; for a component of a library, where to read it."""
     if not target:
         return ""
     said = _arguments(target).get(option, "")
@@ -197,7 +197,7 @@ def _said_by(target: str, option: str) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    """What the first file that explains an option says of it: default choices, then components, then overlays."""
+    """Returns the meaning from the first file that explains an option: default choices, then components, overlays."""
     return _explained().get(name) or _explained().get(name.replace("transform.test.", "transform.train."), "")
 
 
@@ -217,8 +217,7 @@ def _explained() -> dict[str, str]:
 
 @cache
 def _arguments(target: str) -> dict[str, str]:
-    """Names and meanings of the `Args:` of a component, of the classes that it is made of, and of what it passes its
-    options on to."""
+    """Returns names and meanings from the `Args:` of a component, its base classes, and what it passes options to."""
     taker = resolve_name(target)
     takers = [one for one in inspect.getmro(taker) if one is not object] if isinstance(taker, type) else [taker]
     takers += [one for one in [getattr(taker, "options_of", None)] if one is not None]
@@ -231,7 +230,7 @@ def _arguments(target: str) -> dict[str, str]:
 
 
 def arguments_of(doc: str) -> dict[str, str]:
-    """The `Args:` of a docstring of Google's form; names that share a line share its text."""
+    """Returns the `Args:` of a Google-style docstring; names on one line share its text."""
     part = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
     found: dict[str, str] = {}
     names: list[str] = []
@@ -246,12 +245,12 @@ def arguments_of(doc: str) -> dict[str, str]:
 
 
 def page(group: str) -> str:
-    """Markdown of one group."""
+    """Returns the Markdown of one group."""
     return "\n".join([FIRST_FOUND, f"# Options of `{group}`", "", *_lines(files_of(group))])
 
 
 def common_page() -> str:
-    """Markdown of `conf/config.yaml`, which every configuration begins with."""
+    """Returns the Markdown of `conf/config.yaml`, with which every configuration begins."""
     return "\n".join([FIRST_FOUND, "# Options of every configuration", "", *_lines([read(CONF / "config.yaml")])])
 
 
@@ -270,12 +269,12 @@ def _lines(files: Iterable[ConfFile]) -> Iterator[str]:
 
 
 def anchor(choice: str) -> str:
-    """Of a file's heading: `loss=gsp/ms` is at `#loss-gsp-ms`."""
+    """Returns the anchor of a file's heading: `loss=gsp/ms` is at `#loss-gsp-ms`."""
     return re.sub(r"\W+", "-", choice)
 
 
 def _prose(about: list[str]) -> Iterator[str]:
-    """A head comment as Markdown; commands that stand on lines of their own are blocks."""
+    """Turns the comment at the top of a file into Markdown; commands on lines of their own become blocks."""
     inside = False
     for line in about:
         command = re.match(r"python -m [\w.]+( |$)", line) is not None or (inside and line != line.lstrip())
@@ -295,6 +294,6 @@ def _cells(option: Option) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """Text of a comment as Markdown: what is code in it stays as it was typed."""
+    """Turns a comment into Markdown that shows code as it was typed."""
     pieces = re.split(r"(`[^`]*`)", text)
     return "".join(one if one.startswith("`") else re.sub(r"([*_<\[\]#~])", r"\\\1", one) for one in pieces)

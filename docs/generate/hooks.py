@@ -1,4 +1,4 @@
-"""What mkdocs does besides: pages made of `conf/`, of `experiments/` and of the commands, and equations as MathML."""
+"""Hooks of mkdocs: pages generated from `conf/`, `experiments/` and the commands, and equations as MathML."""
 
 import html
 import re
@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 
 def made() -> dict[str, str]:
-    """Markdown of each page that is made, by its place in the site."""
+    """Returns the Markdown of each generated page: path in the site -> text."""
     pages = {f"reproduction/{paper}.md": measured.reproduction(paper) for paper in measured.PAPERS}
     pages["reference/options/config.md"] = conf_reference.common_page()
     pages |= {f"reference/options/{group}.md": conf_reference.page(group) for group in conf_reference.GROUPS}
@@ -24,19 +24,19 @@ def made() -> dict[str, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made."""
+    """Adds the generated pages."""
     for place, text in made().items():
         files.append(File.generated(config, place, content=text))
     return files
 
 
 def on_page_markdown(text: str, **_: Any) -> str:
-    """Puts what was measured where a page asks for it."""
+    """Inserts measured figures where a page asks for them."""
     return measured.filled(text)
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """Equations as MathML, which browsers draw by themselves."""
+    """Turns equations into MathML, which browsers draw by themselves."""
 
     def drawn(match: re.Match[str]) -> str:
         formula = re.sub(r"^\\[(\[]|\\[)\]]$", "", html.unescape(match[2]).strip())

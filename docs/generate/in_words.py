@@ -1,4 +1,4 @@
-"""What an option may be, in words, from the annotation of what takes it."""
+"""Describes the possible values of an option in words, from the annotation of the parameter that takes it."""
 
 import typing
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from dml.configuration.ranges import adapts, members
 
-FAR = 1e7  # bounds beyond this only keep out what is no number
+FAR = 1e7  # larger bounds only exclude infinity, and are not printed
 
 WORDS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 
@@ -18,7 +18,7 @@ NAMES = {bool: "`true` or `false`", int: "a whole number", float: "a number", st
 
 
 def in_words(annotation: Any) -> str:
-    """Empty where the annotation does not say."""
+    """Returns the possible values in words; empty if the annotation does not say."""
     if annotation is None or annotation is Any or annotation is typing.Callable:
         return ""
     said = [_one(member) for member in members(annotation) if adapts(member)]
@@ -45,7 +45,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 def _bounds(rules: list[Any]) -> str:
-    """Of a number, as `, 1 to 1024`."""
+    """Returns the bounds of a number, as in `, 1 to 1024`."""
     bounds = {type(rule): float(value) for rule in rules for value in _bound(rule) if abs(value) < FAR}
     if Ge in bounds and Le in bounds:
         return f", {bounds[Ge]:g} to {bounds[Le]:g}"
@@ -55,5 +55,5 @@ def _bounds(rules: list[Any]) -> str:
 
 
 def _bound(rule: Any) -> list[Any]:
-    """The number of a rule about numbers."""
+    """Returns the bound of a rule about numbers, as a list; empty for other rules."""
     return [getattr(rule, type(rule).__name__.lower())] if isinstance(rule, tuple(WORDS)) else []

@@ -1,4 +1,4 @@
-"""What was measured, as Markdown: experiments, figures of before they had records, and what scripts calculate."""
+"""Measured figures as Markdown: experiments, older figures without records, and the output of scripts."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from tabulate import tabulate
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.page import section
 
-NOTHING_TRAINED = Path("runs/nowhere")  # pictures of runs are no part of the site
+NOTHING_TRAINED = Path("runs/nowhere")  # the site does not show pictures of runs
 
 PAPERS = {
     "abe": "ABE",
@@ -29,7 +29,7 @@ PAPERS = {
 
 
 def reproduction(paper: str) -> str:
-    """All tables and figures of a paper, a page."""
+    """Returns the page with all tables and figures of a paper."""
     found = find([paper])
     measured = sum(bool(one.measured) for one in found)
     lines = [f"# {PAPERS[paper]}: published and measured", ""]
@@ -40,19 +40,19 @@ def reproduction(paper: str) -> str:
 
 
 def anchor(name: str) -> str:
-    """Of an experiment on the page of its paper."""
+    """Returns the anchor of an experiment on the page of its paper."""
     return name.replace("/", "-")
 
 
 def shown(name: str) -> str:
-    """One experiment as HTML without blank lines, which would end it in Markdown."""
+    """Returns one experiment as HTML, without blank lines: these would end the HTML in Markdown."""
     text = section(read_experiment(name), NOTHING_TRAINED)
     lines = "\n".join(line for line in text.splitlines() if line.strip())
     return f'<div class="experiment">\n{lines}\n</div>'
 
 
 def experiments(names: str) -> str:
-    """Some experiments, in the page of a method."""
+    """Returns some experiments, for the page of a method."""
     parts = []
     for name in names.split():
         place = f"../reproduction/{name.split('/')[0]}.md#{anchor(name)}"
@@ -61,7 +61,7 @@ def experiments(names: str) -> str:
 
 
 def earlier(name: str) -> str:
-    """Tables of experiments/earlier.json, whose commands and commits were not kept."""
+    """Returns tables of experiments/earlier.json. Their commands and commits were not kept."""
     kept = json.loads((FOLDER / "earlier.json").read_text())
     parts = []
     for one in kept["tables"][name]:
@@ -71,7 +71,7 @@ def earlier(name: str) -> str:
 
 
 def output(script: str) -> str:
-    """What a script calculates, which needs no training."""
+    """Runs a script that needs no training, and returns what it prints."""
     said = io.StringIO()
     with patch.object(sys, "argv", [script]), contextlib.redirect_stdout(said):
         runpy.run_path(str(FOLDER.parent / script), run_name="__main__")
@@ -82,10 +82,10 @@ ASKED = {"experiments": experiments, "earlier": earlier, "output": output}
 
 
 def filled(text: str) -> str:
-    """A page, with what it asks for in lines of their own: `<!-- experiments: abe/table1 abe/table8 -->`.
+    """Replaces the lines of a page that ask for something, such as `<!-- experiments: abe/table1 abe/table8 -->`.
 
     Raises:
-        UserError, KeyError, OSError: what is not there.
+        UserError, KeyError, OSError: what a line asks for does not exist.
     """
     pattern = rf"^<!-- ({'|'.join(ASKED)}): (.*) -->$"
     return re.sub(pattern, lambda match: ASKED[match[1]](match[2]), text, flags=re.MULTILINE)

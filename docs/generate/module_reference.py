@@ -1,4 +1,4 @@
-"""The reference of the API: a page a package, with every public module of it."""
+"""The reference of the API: one page for each package, with all its public modules."""
 
 import ast
 import textwrap
@@ -10,7 +10,7 @@ import dml
 
 PACKAGE = Path(dml.__file__).parent
 
-# In the order of their imports; the others are the machinery of commands.
+# Lower packages first, as they import each other. Packages that are not here only serve commands.
 PACKAGES = (
     "errors",
     "files",
@@ -34,12 +34,12 @@ PACKAGES = (
 
 
 def pages() -> dict[str, str]:
-    """Markdown of each package, by its name."""
+    """Returns the Markdown of each package: name -> page."""
     return {name: page(name) for name in PACKAGES} | {"dml": _module("dml", "# dml")}
 
 
 def page(name: str) -> str:
-    """Markdown of one package, or of one module."""
+    """Returns the Markdown of one package, or of one module."""
     if not (PACKAGE / name).is_dir():
         return _module(f"dml.{name}", f"# dml.{name}")
     about = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""

@@ -1,19 +1,20 @@
-"""A training step of ABE-M or DeML(I,J) over a step of the plain network, beside the ratio of their flops.
+"""Time of a training step of ABE-M or DeML(I,J) relative to the plain network, beside the ratio of their flops.
 
     python experiments/bench/attention.py                     # ABE-8 on GoogLeNet at 224, a few minutes on 2 cores
     python experiments/bench/attention.py --device cuda --precision bf16 --batch 64
-    python experiments/bench/attention.py --method deml       # DeML(3,3), and what of it object attention takes
+    python experiments/bench/attention.py --method deml       # DeML(3,3), and the share of object attention
 
-ABE-M is shown stacked and looped over its learners. The bound: convolutions dominate a step, so a step of ABE-M over a
-step of the 1-head model can be expected at the ratio of their multiply-adds (7.46 / 1.58 = 4.7 for ABE-8 on GoogLeNet,
-tables 1 and 8). The masks add little: of each image M x 480 x 14 x 14 numbers are written and read about six times
-forward and backward (18 MB in float32 for M = 8), some 2 ms of a CPU's memory bandwidth where the convolutions take
-about half a second. The aim is 1.1 times the flop ratio at most.
+ABE-M is timed with its learners stacked, as dml has it, and in a loop over them. The bound: convolutions dominate a
+step, so a step of ABE-M should take as many times a step of the 1-head model as the ratio of their multiply-adds (7.46
+/ 1.58 = 4.7 for ABE-8 on GoogLeNet, tables 1 and 8). The masks add little. For each image, M x 480 x 14 x 14 numbers
+are written and read about six times forward and backward (18 MB in float32 for M = 8). That is about 2 ms of a CPU's
+memory bandwidth; the convolutions take about half a second. The aim is at most 1.1 times the flop ratio.
 
-DeML's object attention computes the distances of 196 cells of 832 channels and of 49 of 1,024: 0.034e9 multiply-adds an
-image and scale, where a scale of three learners takes 2.9e9 forward and twice that backward, 0.4 % by flops. The walk
-is less still, and components are found on the CPU. The aim is a share of 5 % of the step on a GPU and 10 % on a CPU at
-most: the difference to the same step with the whole image as every box.
+DeML's object attention computes the distances between 196 cells of 832 channels and between 49 cells of 1,024. These
+are 0.034e9 multiply-adds for an image and scale; a scale of three learners takes 2.9e9 forward and twice that backward,
+so the share is 0.4 % by flops. The random walk is less still, and components are found on the CPU. The share is
+measured against the same step with the whole image as every box. The aim is at most 5 % of the step on a GPU and 10 %
+on a CPU.
 
 Contenders take turns, step by step, so that a machine that slows down slows all of them; ratios are medians of the
 ratios within a round. Run it on idle cores.
@@ -43,7 +44,7 @@ OBJECT_AIM = {"cuda": 0.05, "cpu": 0.10}
 
 
 class LoopedABE(ABE):
-    """The same learners, one pass of G each."""
+    """ABE with a pass of G for each learner in turn, in place of one for all."""
 
     def learners(self, images: Tensor) -> Output:
         spatial = self.spatial(images)
@@ -54,7 +55,7 @@ class LoopedABE(ABE):
 
 
 class BlindDeML(DeML):
-    """The same scales, each on the whole image: no walk, no components; the crop stays."""
+    """DeML without object attention: every scale crops to the whole image, without walk and components."""
 
     def walk(self, images: Tensor) -> tuple[Tensor, list[Region], list[Tensor]]:
         whole = torch.tensor([[0, 0, images.shape[3], images.shape[2]]], device=images.device).expand(len(images), 4)
@@ -75,7 +76,7 @@ def method_of(*overrides: str) -> Method:
 
 
 def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> Callable[[], None]:
-    """One training step: forward, losses, backward, optimizer."""
+    """Builds a training step: forward, losses, backward, optimizer."""
     optimizer = method.optimizer_alone()
 
     def step() -> None:
@@ -89,13 +90,16 @@ def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> C
 
 
 def resident(field: str) -> float:
-    """GiB of this process, now (VmRSS) or at most (VmHWM). Not `ru_maxrss`: a child inherits its parent's."""
+    """Returns the memory of this process in GiB: now (VmRSS) or its peak (VmHWM).
+
+    `ru_maxrss` does not serve: a child process inherits it from its parent.
+    """
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 2**20
 
 
 def peak(step: Callable[[], None], device: torch.device) -> float:
-    """GiB that a step needs at most: of the device, or of this process beyond what it held before."""
+    """Takes a step. Returns its peak in GiB: of the GPU, or of this process beyond what it held before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         step()
@@ -106,7 +110,7 @@ def peak(step: Callable[[], None], device: torch.device) -> float:
 
 
 def contenders(options: argparse.Namespace) -> dict[str, Callable[[], Method]]:
-    """The plain network, the method, its rival, and the method with less memory."""
+    """Returns the contenders: the plain network, the method, its variant, and the method with checkpointing."""
     common = [f"backbone={options.backbone}", f"image_size={options.size}", "head.dim=512"]
     changed: type[Method]
     if options.method == "deml":
@@ -137,7 +141,7 @@ def main() -> None:
     parser.add_argument("--I", type=int, default=3)
     parser.add_argument("--J", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=224, help="pixels")
+    parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--precision", choices=("32", "bf16"), default="32")
@@ -154,7 +158,7 @@ def main() -> None:
         return
     flops = {name: complexity(method, options.size)["flops"] for name, method in methods.items()}
     times = in_turns(steps, options.repeats, options.device)
-    # A process of its own each: what one step allocated would be there for the next.
+    # Each in a process of its own: memory that one step allocated would count for the next.
     child = [sys.executable, *sys.argv]
     memory = {
         name: float(subprocess.run([*child, "--child", name], check=True, capture_output=True, text=True).stdout)

@@ -1,13 +1,13 @@
-"""Images per second into a training transform: decoded by Pillow, by torchvision, or taken from dataset.cache=disk.
+"""Images per second for training: decoded by Pillow, decoded by torchvision, or read from dataset.cache=disk.
 
     python experiments/bench/cache.py --root ../shared/data/birds100 --images 1000
-    python experiments/bench/cache.py --side 500      # noise and gradients instead, JPEGs of 500 x 375
+    python experiments/bench/cache.py --side 500      # generated JPEGs of 500 x 375 instead
 
-One thread, as one DataLoader worker has. Each contender does all that a training item takes: open, shorter side to 256,
-a random crop of 224, flip, float tensor. torchvision's contender decodes and resizes tensors, whose pixels are others
-than Pillow's by a level or so; it is a peer and no alternative. The bound of the cache is the copy of the pixels: 256 x
-341 x 3 = 0.26 MB an image, at 5 GB a second 19,000 images a second; what is left is the crop and the conversion, which
-all share, and which is measured alone as `tensors only`.
+It runs on one thread, as a DataLoader worker does. Each contender does all that a training image needs: open, resize
+the shorter side to 256, crop 224 at random, flip, make a float tensor. torchvision decodes and resizes tensors, whose
+pixels differ from Pillow's by about one level, so it is a peer and not a replacement. The bound of the cache is copying
+the pixels: 256 x 341 x 3 = 0.26 MB an image, which allows 19,000 images a second at 5 GB a second. The rest is the crop
+and the conversion, which all contenders share; `tensors only` measures these alone.
 
 Contenders take turns, so that a machine that slows down slows all of them; ratios are medians of the ratios within a
 round.
@@ -61,9 +61,11 @@ def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callab
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, help="of class folders of JPEGs (default: drawn ones)")
+    parser.add_argument(
+        "--root", type=Path, help="folder with a sub-folder of JPEGs for each class (default: generated ones)"
+    )
     parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--side", type=int, default=500, help="longer side of drawn images")
+    parser.add_argument("--side", type=int, default=500, help="longer side of generated images")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,15 +1,17 @@
-"""What re-clustering costs DCES, beside the epochs between two clusterings, and what each measure against it saves.
+"""Time of DCES's re-clustering, relative to the epochs between two clusterings, and what each speed-up saves.
 
     python experiments/bench/clustering.py                                   # glyphs, a few minutes on 2 cores
     DML_DATA=... python experiments/bench/clustering.py dataset=cars196 backbone=mobilenet_v2 image_size=128 \
         backbone.batch_norm=running
-    python experiments/bench/clustering.py --train 400                       # and the quality of running assignments
+    python experiments/bench/clustering.py --train 400                       # also trains, and compares running
+    assignments
 
-The bound: a training step computes a forward and a backward pass, about three forward passes, over every image; a
-clustering computes one forward pass. At T = 2 epochs it therefore costs 1 / (2 * 3) = 17 % of the training time if all
-else is free; the paper (section 4.4) says 25 % at T = 2. Assignments from running embeddings cost K-means alone.
+The bound: for every image a training step computes a forward and a backward pass, which is about three forward passes.
+A clustering computes one forward pass. With T = 2 epochs between clusterings it therefore costs 1 / (2 * 3) = 17 % of
+the training time if all else is free; the paper (section 4.4) says 25 % at T = 2. Assignments from running embeddings
+need K-means alone.
 
-The passes take turns, and ratios are to the epoch measured in the same rounds; run it on idle cores.
+The passes take turns, and each is compared with the training epoch of the same rounds. Run it on idle cores.
 """
 
 import argparse
@@ -46,7 +48,7 @@ def configuration(*overrides: str) -> DictConfig:
 
 
 class Images(Dataset[torch.Tensor]):
-    """Rows of the records, opened and transformed each time."""
+    """Images of rows of the records, opened and transformed each time."""
 
     def __init__(self, records: Records, rows: np.ndarray, transform: Transform) -> None:
         self.records, self.rows, self.transform = records, rows, transform
@@ -70,7 +72,7 @@ class Passes:
         self.optimizer = method.optimizer_alone()
         self.method.clusters = np.arange(parts.data.train_images) % self.method.K
         self.method.sampler.regroup(self.method.clusters)
-        # Workers stay, as in a run: their start is paid once.
+        # Workers are kept, as in a run: they start only once.
         self.stream = iter(parts.data.train_dataloader())
         self.augmented = self._loader(parts.data.train_transform, parts.data.sampler.batch_size)
         self.plain = self._loader(parts.data.test_transform, parts.data.sampler.batch_size)
@@ -94,7 +96,7 @@ class Passes:
                 self.method.embed(images.to(self.device)).detach().cpu()
 
     def ours(self, *, bf16: bool = False) -> torch.Tensor:
-        """The pass of a run: `dml.evaluation.evaluator.embed` over the evaluation's loader."""
+        """Embeds as a run does, by `embed_batches` over the evaluation's loader. Returns `[N,D]`."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
             table = embed_batches(
                 self.method,
@@ -124,7 +126,7 @@ def measure(parts: Parts, options: argparse.Namespace) -> None:
         f"and batches of {data.eval_batch_size}, decoded once (ours)": passes.ours,
         "and bfloat16 (trainer.precision=bf16-mixed)": lambda: passes.ours(bf16=True),
     }
-    embeddings = passes.ours()  # the cache is filled
+    embeddings = passes.ours()  # fills the cache of decoded images
     for contender in contenders.values():
         contender()
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -145,7 +147,9 @@ def measure(parts: Parts, options: argparse.Namespace) -> None:
     epochs = method.T * training * data.train_images
     ours = each[next(name for name in each if name.endswith("(ours)"))] * data.train_images
     points = embeddings.numpy()
-    points = np.resize(points, (data.train_images, points.shape[1]))  # repeats what was embedded, to the full number
+    points = np.resize(
+        points, (data.train_images, points.shape[1])
+    )  # repeats the embeddings up to the full number of images
     clustering = seconds(lambda: kmeans(points, method.K, seed=0))
     clusters = kmeans(points, method.K, seed=0)
     matching = seconds(lambda: match_clusters(clusters, (clusters + 1) % method.K, method.K))
@@ -158,14 +162,14 @@ def measure(parts: Parts, options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Fresh and running assignments under the same seed: recall, cost, and how well running ones agree."""
+    """Trains with fresh and with running assignments under the same seed: recall, time, and how far they agree."""
     print(f"\n{'':8} {'Recall@1':>9} {'mean learner':>13} {'correlation':>12} {'seconds':>11} {'between steps':>20}")
     with tempfile.TemporaryDirectory() as place:
         for kind in ("fresh", "running"):
             folder = Path(place) / kind
             more = [f"trainer.max_steps={options.train}", f"method.assignments_from={kind}"]
             if job(["method=dces", *options.overrides, *more], folder):
-                raise SystemExit(f"the training with {kind} assignments failed")
+                raise SystemExit(f"the training with method.assignments_from={kind} failed: its output is above")
             metrics = json.loads((folder / "metrics.json").read_text())
             print(
                 f"{kind:8} {metrics['test/recall@1']:9.4f} {metrics['learners/mean/recall@1']:13.4f} "
@@ -195,7 +199,7 @@ def train(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="options of a run, for example dataset=cars196 method.K=8")
-    parser.add_argument("--images", type=int, default=1024, help="of each pass")
+    parser.add_argument("--images", type=int, default=1024, help="images of each pass")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="also train with both assignments")

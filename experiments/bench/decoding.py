@@ -1,14 +1,14 @@
-"""JPEGs per second, and how far the pixels are from Pillow's: Pillow, Pillow's draft mode, and torchvision.
+"""Decoders of JPEGs: Pillow, Pillow's draft mode and torchvision. Speed, and how far the pixels are from Pillow's.
 
     python experiments/bench/decoding.py --root ../shared/data/cars196/cars_train
 
-Pictures of the folder, and drawn ones of 500 x 375 (as CUB's and Cars') and 2000 x 1500. Each contender reads the file,
-decodes it and makes the shorter side 256 with Pillow, as training does: draft mode decodes at a half, a quarter or an
-eighth of the size where that is still larger, and torchvision decodes to a tensor, which Pillow takes without a copy
-of its own. `decoded` is the difference of the pixels before the resize (draft mode has others), `resized` after it, in
-levels of 255: the largest, and the mean.
+It uses the images of the folder, and generated ones of 500 x 375 (like CUB's and Cars') and 2000 x 1500. Each contender
+reads the file, decodes it and resizes the shorter side to 256 with Pillow, as training does. Draft mode decodes at a
+half, a quarter or an eighth of the size if that is still large enough. torchvision decodes to a tensor, which Pillow
+takes without a copy. The last two columns are the differences from Pillow's pixels, the largest and the mean, in levels
+of 255: `decoded` before the resize (draft mode has another size there), `resized` after it.
 
-Contenders take turns, picture after picture, on one thread; ratios are of the sums.
+Contenders take turns, image by image, on one thread. A ratio is that of the total times.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def pillow(path: str) -> Image.Image:
 
 def draft(path: str) -> Image.Image:
     image = Image.open(path, formats=("JPEG",))
-    image.draft("RGB", (SHORTER, SHORTER))  # at least as large
+    image.draft("RGB", (SHORTER, SHORTER))  # decodes to a size at least as large as this
     return image.convert("RGB")
 
 
@@ -47,7 +47,7 @@ CONTENDERS: dict[str, Callable[[str], Image.Image]] = {"Pillow": pillow, "draft"
 
 
 def apart(ours: Image.Image, theirs: Image.Image) -> tuple[int, float]:
-    """The largest difference, and the mean; nothing where the sizes are others."""
+    """Returns the largest and the mean difference of pixels; -1 and 0 if the sizes differ."""
     if ours.size != theirs.size:
         return -1, 0.0
     levels = np.abs(np.asarray(ours, np.int16) - np.asarray(theirs, np.int16))
@@ -64,7 +64,7 @@ def measure(name: str, paths: list[Path], rounds: int) -> None:
     resize = v2.Resize(SHORTER)
     decoding, resized = dict.fromkeys(CONTENDERS, 0.0), dict.fromkeys(CONTENDERS, 0.0)
     differ: dict[str, list[tuple[tuple[int, float], tuple[int, float]]]] = {contender: [] for contender in CONTENDERS}
-    for turn in range(rounds + 1):  # the first is not timed
+    for turn in range(rounds + 1):  # the first turn is not timed: it compares pixels
         for path in map(str, paths):
             found = {}
             for contender, of in CONTENDERS.items():

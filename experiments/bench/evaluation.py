@@ -3,14 +3,14 @@
     python experiments/bench/evaluation.py              # the size of the SOP test set, a few minutes on 2 cores
     python experiments/bench/evaluation.py --memory     # peak memory at 512 dimensions against the bound
 
-The bound: N queries against N items of D dimensions are 2 N^2 D floating-point operations that no exact method
-without pruning avoids (9.4e11 for 60,502 x 128), and N^2 scores of 4 bytes (14.6 GB) that have to be written and
-read at least once, in cache where a block is small enough. The bare product is that bound in practice; the aims are
-1.5 times it at most, and less time than faiss takes to find the 1,001 nearest for Recall@1000.
+The bound: to score N queries against N items of D dimensions, an exact method without pruning needs 2 N^2 D
+floating-point operations (9.4e11 for 60,502 x 128). It also writes and reads N^2 scores of 4 bytes (14.6 GB) at least
+once; small blocks stay in cache. The bare product is that bound in practice. The aims: at most 1.5 times its time, and
+less time than faiss takes to find the 1,001 nearest for Recall@1000.
 
-All contenders run in turn, `--repeats` times, and medians are printed. Run it on idle cores: ours has many short
-parallel steps, whose threads wait for one another where other processes share the cores, and loses more than one
-long product does. On a shared machine OMP_NUM_THREADS=1 keeps the ratio meaningful.
+All contenders run in turn, `--repeats` times, and medians are printed. Run it on idle cores: our evaluation has many
+short parallel steps. Where other processes share the cores, its threads wait for each other and lose more time than one
+long product does. On a shared machine, set OMP_NUM_THREADS=1 to keep the ratio meaningful.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def compare(n: int, dim: int, repeats: int, device: torch.device) -> None:
         jobs["faiss IndexFlatL2, top 1001"] = lambda: faiss_search(points)
         jobs["pytorch-metric-learning: P@1, RP, MAP@R"] = lambda: accuracy_calculator(points, labels)
     else:
-        print("faiss is not installed: its search and pytorch-metric-learning, which needs it, are left out")
+        print("faiss is not installed. Its search is left out, and pytorch-metric-learning, which needs it, too.")
     times = in_turns(jobs, repeats, device, warm_up=0)
     bare = times["bare blockwise product"]
     print(f"\n{n:,} x {dim}, {device}, {torch.get_num_threads()} threads, median of {repeats}")
@@ -59,7 +59,7 @@ def compare(n: int, dim: int, repeats: int, device: torch.device) -> None:
 
 
 def peak_memory(n: int, dim: int) -> int:
-    """Exit code of the check: 1 where the evaluation in a process of its own exceeds the bound."""
+    """Measures an evaluation in a process of its own. Returns the exit code: 1 if it exceeds the bound, else 0."""
     command = [sys.executable, __file__, "--child", "--n", str(n), "--dim", str(dim)]
     peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(f"peak memory of the process, {n:,} x {dim} with Recall@1000: {peak:.2f} GiB, bound {MEMORY_BOUND:.2f} GiB")

@@ -1,12 +1,12 @@
-"""Images per second that a loader gives for each word of dataset.cache, and the share of a training step that waits.
+"""Images per second that a loader gives for each value of dataset.cache, and the share of a step spent waiting for it.
 
-    python experiments/bench/feeding.py                   # drawn JPEGs of 500 x 375, on the CPU
+    python experiments/bench/feeding.py                   # generated JPEGs of 500 x 375, on the CPU
     python experiments/bench/feeding.py --device cuda --batch 128 --workers 16
 
-The loader alone: random resized crops with flips (transform=resized_crop) at 128 and at 224 pixels, float images on the
-device. A step: a baseline with MobileNetV2 at 96 pixels; what it waits for is the time in which the loop asks for its
-next batch (with dataset.cache=device the batch is cut meanwhile, by the process that trains). Words take turns, and
-ratios to `none` are medians over the rounds.
+The loader alone gives random resized crops with flips (transform=resized_crop) at 128 and at 224 pixels, as float
+images on the device. A step trains a baseline with MobileNetV2 at 96 pixels. Its waiting time is the time that the loop
+spends asking for the next batch; with dataset.cache=device that includes cropping the batch, which the training process
+does itself. Values take turns, and ratios to `none` are medians over the rounds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def options_of(root: Path, word: str, size: int, options: argparse.Namespace) ->
 
 
 class Training:
-    """Steps."""
+    """Training steps of a baseline."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self.batches, self.device = iter(parts.data.train_dataloader()), device
@@ -43,7 +43,7 @@ class Training:
         self(1)
 
     def __call__(self, batches: int) -> tuple[float, float]:
-        """Images a second, and the share of the time that was spent waiting."""
+        """Takes so many steps. Returns images per second, and the share of the time spent waiting for batches."""
         waiting, images = 0.0, 0
         started = now(self.device)
         for _ in range(batches):
@@ -65,8 +65,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--side", type=int, default=500, help="longer side of the JPEGs")
-    parser.add_argument("--batches", type=int, default=8, help="a round")
+    parser.add_argument("--side", type=int, default=500, help="longer side of the JPEGs, in pixels")
+    parser.add_argument("--batches", type=int, default=8, help="batches of a round")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def table(found: dict[str, dict[str, list[float]]]) -> None:
-    print("\nimages a second, and over none's in the same round")
+    print("\nimages per second, and their ratio to those of `none` in the same round")
     print(f"{'cache':8}" + "".join(f"{f'loader at {size}':>24}" for size in SIZES) + f"{'training at 96':>24}  waits")
     for word, columns in found.items():
         line = f"{word:8}"

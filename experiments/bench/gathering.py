@@ -1,20 +1,21 @@
-"""What the loss of the global batch costs on many ranks, calculated: bytes between ranks, flops and memory.
+"""Calculates what the loss of the global batch costs on many ranks: bytes between ranks, flops and memory.
 
     python experiments/bench/gathering.py                                   # 64 images a rank, 512 dimensions
     python experiments/bench/gathering.py --ranks 8 64 --batch 32 --dim 128
 
-Each rank gathers the embeddings of all, as `dml.distributed.gather` does, and counts the loss of all N = ranks x batch
-images: what it is compared with is a step of its own images through a ResNet-50 of 224 pixels, and DDP's sum of that
-network's gradients. One multiply-add is one flop. In a ring each of R ranks receives (R - 1) / R of what is gathered,
-and twice that of what is summed. Links are given as what one rank receives a second; latency, which grows with the
-ranks, and what overlaps with the backward pass are left out.
+Each rank gathers the embeddings of all ranks, as `dml.distributed.gather` does, and computes the loss of all N = ranks
+x batch images. This is compared with a step of its own images through a ResNet-50 at 224 pixels, and with DDP's sum of
+that network's gradients. One multiply-add is one flop. In a ring, each of R ranks receives (R - 1) / R of what is
+gathered, and twice that of what is summed. A link is given as the bytes that one rank receives a second. Latency, which
+grows with the ranks, and overlap with the backward pass are left out.
 
-    gathered    MB a rank receives a step: float32 embeddings, labels and rows of all
+    gathered    MB that a rank receives in a step: float32 embeddings, labels and row numbers of all ranks
     summed      MB of the gradient of all embeddings, which the backward pass sums over the ranks
     DDP         MB of the network's own gradients
-    loss        Gflops of the N x N similarities, there and back
-    of ResNet   the same as a part of the network's
-    one N x N   MB of a matrix of float32
+    25 GB/s ... milliseconds that `gathered` and `summed` take on a link of that speed
+    loss        Gflops of the N x N similarities, forward and backward
+    of ResNet   these flops relative to the network's
+    one N x N   MB of one float32 matrix of that size
     kept        MB that multi-similarity with its miner keeps for its backward pass, measured at a small N
 """
 
@@ -35,7 +36,7 @@ LINKS = (25e9, 200e9)  # bytes a second: a network of 200 Gb/s, and NVLink
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a step, on one rank; bytes and flops."""
+    """Cost of a step on one rank, in bytes and flops. The module's docstring explains the fields."""
 
     images: int
     gathered: float
@@ -46,12 +47,12 @@ class Cost:
     matrix: float
 
     def seconds(self, link: float) -> float:
-        """What the loss of all images takes on a link, beside DDP's own traffic."""
+        """Returns the seconds of the loss's traffic on a link of so many bytes a second, without DDP's own traffic."""
         return (self.gathered + self.summed) / link
 
 
 def cost(ranks: int, batch: int, dim: int) -> Cost:
-    """Of the loss of `ranks` x `batch` images in `dim` dimensions."""
+    """Calculates the cost of the loss of `ranks` x `batch` images in `dim` dimensions."""
     images, received = ranks * batch, (ranks - 1) / ranks
     embeddings = 4 * images * dim
     return Cost(
@@ -66,7 +67,7 @@ def cost(ranks: int, batch: int, dim: int) -> Cost:
 
 
 def kept(images: int = 1024, dim: int = 32) -> float:
-    """Bytes of each pair that multi-similarity with its miner keeps for its backward pass."""
+    """Measures how many bytes multi-similarity with its miner keeps for its backward pass, for each pair of images."""
     storages: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def kept(images: int = 1024, dim: int = 32) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
-    parser.add_argument("--batch", type=int, default=64, help="images of a rank")
+    parser.add_argument("--batch", type=int, default=64, help="images on each rank")
     parser.add_argument("--dim", type=int, default=512)
     options = parser.parse_args()
     of_a_pair = kept()

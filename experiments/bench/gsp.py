@@ -4,18 +4,20 @@
     python experiments/bench/gsp.py --backbone bn_inception --size 227 --out runs/bench_gsp
     python experiments/bench/gsp.py --device cuda --batch 32
 
-Alone, forward and backward on local embeddings of width 128, as the paper's Figs. 7 and 9: k rounds of Proposition 4.2
-differentiated automatically, which keeps every round; the closed form of Proposition 4.3 after k rounds; Newton. With
-the memory that the backward pass waits for. Inference is whole networks, as Fig. 8.
+Pooling alone is timed forward and backward on local embeddings of width 128, as in the paper's Figs. 7 and 9. There are
+three ways: k rounds of Proposition 4.2 under automatic differentiation, which keeps every round in memory; the closed
+form of Proposition 4.3 after k rounds; Newton's method. The memory kept for the backward pass is measured too.
+Inference is timed on whole networks, as in Fig. 8.
 
-The bound. Costs are one matrix product of B x m x n x d multiply-adds, and two of that size backward: for
-[32, 64, 7x7] 39e6, on a core of 50e9 a second under a millisecond. The [B,m,n] numbers are read and written some ten
-times (4 MB each time for [128, 128, 8x8]). A training step of ResNet-50 takes 3 x 4.1e9 multiply-adds an image, so that
-pooling has no business to be seen in it: the aim is at most 3 % (the paper: under 6 % of inference), and that Newton is
-faster than the closed form of 100 rounds.
+The bound: the costs are one matrix product of B x m x n x d multiply-adds forward, and two of that size backward. For
+[32, 64, 7x7] that is 39e6, less than a millisecond on a core that does 50e9 a second. The [B,m,n] numbers are read and
+written about ten times (4 MB each time for [128, 128, 8x8]). A training step of ResNet-50 takes 3 x 4.1e9 multiply-adds
+an image, so pooling should hardly show in it. The aims: pooling adds at most 3 % to a step (the paper: under 6 % of
+inference), and Newton is faster than the closed form of 100 rounds.
 
 Contenders take turns, so that a machine that slows down slows all of them; ratios are medians of the ratios within a
-round. Run it on idle cores. --out keeps the figures of each contender in metrics.json, of the first shape.
+round. Run it on idle cores. --out writes the figures of each contender to metrics.json; those of pooling alone are of
+the first shape.
 """
 
 import argparse
@@ -40,11 +42,11 @@ SHAPES = ((32, 64, 7), (128, 128, 8))  # images, prototypes, cells a side
 WIDTH = 128
 ROUNDS = (10, 25, 50, 75, 100)
 CLOSED, AUTOMATIC = "closed form, k {}", "automatic differentiation, k {}"
-Figures = dict[str, dict[str, float]]  # of each contender
+Figures = dict[str, dict[str, float]]  # contender -> metric -> value
 
 
 class Loop(GeneralizedSumPool):
-    """The rounds of Proposition 4.2 left to autograd."""
+    """GSP whose rounds of Proposition 4.2 are differentiated by autograd."""
 
     def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         cells = maps.flatten(2).transpose(1, 2)
@@ -77,7 +79,7 @@ def poolings(prototypes: int) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def kept_for_backward(pool: Callable[[Tensor], Tensor], maps: Tensor) -> int:
-    """Bytes of the tensors that a forward pass saves, but for its input; equal ones once."""
+    """Returns the bytes of the tensors that a forward pass saves, without its input. Shared memory counts once."""
     kept: dict[int, int] = {}
 
     def save(tensor: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ def kept_for_backward(pool: Callable[[Tensor], Tensor], maps: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        result = pool(maps)  # alive while it is counted, so that no address is used twice
+        result = pool(maps)  # kept alive while counting, so that no address is used twice
     kept.pop(maps.untyped_storage().data_ptr(), None)
     del result
     return sum(kept.values())
@@ -124,7 +126,7 @@ def model_of(overrides: list[str], options: argparse.Namespace) -> Method:
 
 
 def inference(options: argparse.Namespace) -> Figures:
-    """Whole networks, without gradients (Fig. 8)."""
+    """Times whole networks without gradients (Fig. 8)."""
     images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
     choices = {"GAP": ["method=baseline"], "Newton": ["method=gsp"]}
     for k in ROUNDS:
@@ -155,7 +157,7 @@ def inference(options: argparse.Namespace) -> Figures:
 
 
 def steps(options: argparse.Namespace) -> Figures:
-    """Whole training steps: contrastive loss, Adam; GSP with its zero-shot loss too."""
+    """Times whole training steps with the contrastive loss and Adam; GSP also with its zero-shot loss."""
     images = torch.rand(options.batch, 3, options.size, options.size, device=options.device)
     labels = torch.arange(options.batch, device=options.device) // 2
     choices = {
@@ -192,17 +194,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="resnet50")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=224, help="pixels")
+    parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="folder for metrics.json")
+    parser.add_argument("--out", type=Path, help="folder that metrics.json is written to")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     if options.batch < 4:
-        parser.error("--batch has to be 4 or more: two classes of two images")
+        parser.error("--batch has to be 4 or more, for two classes of two images")
     if options.repeats < 1 or options.size < 32:
         parser.error("--repeats has to be 1 or more, --size 32 or more")
     if options.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: no GPU answers here")
+        parser.error("--device cuda: there is no GPU here, leave --device out")
     if options.backbone not in (known := sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))):
         parser.error(f"--backbone {options.backbone} is unknown: choose one of {', '.join(known)}")
     try:

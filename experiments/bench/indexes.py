@@ -1,11 +1,11 @@
-"""Approximate indexes beside exact search, on clustered vectors: queries a second at a recall, build time, memory.
+"""Approximate indexes beside exact search on clustered vectors: queries per second at a recall, build time, memory.
 
     python experiments/bench/indexes.py                    # 1,000,000 x 128 float32, hnsw and ivfpq at recall@10 0.99
     python experiments/bench/indexes.py --count 200000 --kinds hnsw
 
-Each index is built and searched by a process of its own, whose peak memory is its own too; the vectors lie in a file.
-Clusters of 20 around random centres, as images of 20 a class: neighbours beyond the cluster are far and nearly equal,
-which is hard for any graph, as is a query's own neighbourhood at k = 10.
+Each index is built and searched in a process of its own, so that the peak memory is that of this index; the vectors lie
+in a file. They form clusters of 20 around random centres, like classes of 20 images. Neighbours beyond the cluster are
+far away and at nearly equal distances, which is hard for any graph, as is a query's own neighbourhood at k = 10.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from dml.inference.vectors import Vectors
 
 
 def clustered(path: Path, count: int, width: int, dtype: str) -> None:
-    """Writes `[count,width]` of unit norm, 20 around each centre, in no order."""
+    """Writes vectors `[count,width]` of unit norm in random order, about 20 around each centre."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((max(1, count // 20), width), np.float32)
     of = random.integers(0, len(centres), count)
@@ -39,7 +39,7 @@ def clustered(path: Path, count: int, width: int, dtype: str) -> None:
 
 
 def megabytes() -> float:
-    """The peak of this process."""
+    """Returns the peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("hnsw", "ivfpq"), default=["hnsw", "ivfpq"])
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--min-recall", type=float, default=0.99)
-    parser.add_argument("--of", type=Path, help=argparse.SUPPRESS)  # the vectors, of a process for one index
+    parser.add_argument("--of", type=Path, help=argparse.SUPPRESS)  # of vectors: a child measures one index of them
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         if options.of is not None:

@@ -3,17 +3,17 @@
     python experiments/bench/micro_batches.py                     # MobileNetV2 at 128 pixels, some minutes on one core
     python experiments/bench/micro_batches.py --device cuda --backbone resnet50 --size 224
 
-The bounds: a step keeps the activations of one piece and the outputs of all images, so that its peak should not depend
-on the batch but for the embeddings, the graph of each piece without its tensors (0.4 MiB of MobileNetV2) and the loss's
-N x N similarities. It passes the network forward twice and backward once where the plain step passes it once each; a
-backward pass takes as long as two forward passes, so a step in pieces can be expected at 4/3 of the plain one. The
-aims: from the smallest batch to the largest the peak grows by 10 % at most beside the embeddings (4 bytes a number,
-counted once), and a step takes 1.5 times the plain one of the same batch at most.
+The bound of memory: a step keeps the activations of one piece and the outputs of all images. What grows with the batch
+is small: the embeddings, the graph of each piece without its tensors (0.4 MiB with MobileNetV2) and the loss's N x N
+similarities. The bound of time: a step in pieces passes forward through the network twice and backward once, a plain
+step once each. A backward pass takes as long as two forward passes, so a step in pieces should take 4/3 of a plain one.
+The aims: from the smallest batch to the largest the peak grows by at most 10 %, not counting the embeddings (4 bytes a
+number, counted once), and a step takes at most 1.5 times the plain step of the same batch.
 
-The peak of a CPU is the most that a process held in a step (VmHWM) beyond what it held before it (VmRSS), where the
-images were already there: a fresh process each, whose C library keeps nothing that was freed. That of a GPU is what its
-allocator counts. The steps that are timed take turns; ratios are medians of the ratios within a round. Run it on idle
-cores.
+On a CPU the peak is the most memory that the process held during a step (VmHWM) minus what it held before (VmRSS), when
+the images were already there. Each step is measured in a fresh process whose C library returns freed memory. On a GPU
+the allocator counts. The steps that are timed take turns; ratios are medians of the ratios within a round. Run it on
+idle cores.
 """
 
 import argparse
@@ -35,16 +35,16 @@ METHODS = {
 }
 GROWTH, SLOWER = 0.10, 1.5  # at most
 
-# glibc keeps what was freed, in pieces: with this it gives it back, and a peak is of what was held at a time. Without
-# it peaks of one and the same step lie 40 % apart, and those of large batches in no order.
+# glibc keeps freed memory; with these settings it gives it back, so that a peak tells what was held at one time.
+# Without them, peaks of the same step lie 40 % apart, and those of large batches in no order.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 def step(method: str, batch: int, piece: int | None, given: argparse.Namespace) -> Callable[[], None]:
-    """A training step of a method.
+    """Builds a training step of a method.
 
     Args:
-        piece: images of one; None: the plain step.
+        piece: images of one piece; None: the plain step.
     """
     common = [f"backbone={given.backbone}", f"image_size={given.size}", f"head.dim={given.dim}"]
     made = method_of(*common, *METHODS[method], "backbone.batch_norm=running").to(given.device)
@@ -54,14 +54,14 @@ def step(method: str, batch: int, piece: int | None, given: argparse.Namespace) 
 
 
 def needed(method: str, batch: int, piece: int | None) -> float:
-    """GiB of a step, by a process of its own."""
+    """Measures the peak memory of a step in a process of its own, in GiB."""
     child = [sys.executable, *sys.argv, "--child", method, str(batch), str(piece or 0)]
     done = subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ | RETURNED)
     return float(done.stdout)
 
 
 def memory(method: str, given: argparse.Namespace) -> str:
-    """Lines of the table, and what they come to."""
+    """Returns the table of peak memory, and by how much the peak grows over the batches."""
     lines, beside = [], []
     for batch in given.batches:
         found = needed(method, batch, given.piece)
@@ -76,12 +76,12 @@ def memory(method: str, given: argparse.Namespace) -> str:
         "embeddings, GiB",
         "peak of a plain step, GiB",
     ]
-    grown = f"{beside[-1] / beside[0] - 1:+.1%} beside the embeddings (aim: {GROWTH:+.0%} at most)"
+    grown = f"{beside[-1] / beside[0] - 1:+.1%} without the embeddings (aim: {GROWTH:+.0%} at most)"
     return f"{tabulate(lines, headers=titles, tablefmt='github', disable_numparse=True)}\n\n{method}: {grown}"
 
 
 def time(method: str, given: argparse.Namespace) -> str:
-    """Seconds of steps of one batch in turns."""
+    """Times plain steps and steps in pieces in turns, at the batch `--plain`. Returns a sentence."""
     pieces = {"plain": None, "in pieces": given.piece}
     steps = {name: step(method, given.plain, piece, given) for name, piece in pieces.items()}
     times = in_turns(steps, given.rounds, given.device)
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="mobilenet_v2")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--size", type=int, default=128, help="pixels")
+    parser.add_argument("--size", type=int, default=128, help="of images, in pixels")
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--piece", type=int, default=32)

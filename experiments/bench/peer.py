@@ -2,11 +2,11 @@
 
     python experiments/bench/peer.py --seed 0 --out runs/peer
 
-Of this project it takes the images, the settings of the comparison's baseline (with the rates that its search found,
-where it was searched), and the ranks of queries, for intervals. Network, augmentation, sampler, miner and loss are
-torchvision's and pytorch-metric-learning's, whose own calculator's figures stand beside those of `dml.evaluation`.
-Images are decoded and resized once, then cropped by the process that trains, as with dataset.cache=memory.
-`metrics.json` has a row, `queries.npz` each query.
+From this project it takes the images, the settings of the comparison's baseline (with the learning rates that its
+search found, if there was one), and the ranks of queries for intervals. Network, augmentation, sampler, miner and loss
+are those of torchvision and pytorch-metric-learning. The figures are those of `dml.evaluation`, beside those of
+pytorch-metric-learning's own calculator. Images are decoded and resized once, then cropped by the training process, as
+with dataset.cache=memory. It writes the row's figures to `metrics.json`, and those of each query to `queries.npz`.
 """
 
 import argparse
@@ -49,11 +49,11 @@ COMPARISON, ROW = "comparison/cars196", "baseline"
 NAME = "pytorch-metric-learning"
 WEIGHTS = "mobilenet_v2_features_imagenet.pth"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-SIDES = (256, 224)  # images are resized to the first, of which crops have the second
+SIDES = (256, 224)  # shorter side after resizing, and side of the crop, for a size of 224
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Rows of the records, resized once, `[3,H,W]` uint8 each; cropped at random to train, in the middle to test."""
+    """Images of rows of the records, resized once to `[3,H,W]` uint8; crops are random in training, else central."""
 
     def __init__(self, records: Records, rows: np.ndarray, size: int, training: bool) -> None:
         before = v2.Compose([v2.Resize(round(size * SIDES[0] / SIDES[1])), v2.PILToTensor()])
@@ -70,7 +70,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 class Network(nn.Module):
-    """MobileNetV2, pooled, and a linear layer; batch norm keeps the statistics that it has."""
+    """MobileNetV2, average pooling and a linear layer. Batch norm keeps its pre-trained statistics."""
 
     def __init__(self, dim: int, weights: Path | None) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Network(nn.Module):
 
 
 def settings(experiment: Experiment, lr: float | None, head_factor: float | None) -> tuple[DictConfig, float, float]:
-    """The configuration of the baseline, its rate, and how many times that the head's is."""
+    """Returns the configuration of the baseline, its learning rate, and the factor of the head's learning rate."""
     row = experiment.rows[ROW]
     config = composed(*experiment.overrides, *(row.overrides or []), *(experiment.chosen(row) or []))
     factor = config.method.head_lr_factor if head_factor is None else head_factor
@@ -104,7 +104,7 @@ def settings(experiment: Experiment, lr: float | None, head_factor: float | None
 
 
 def trained(network: Network, images: Images, config: DictConfig, lr: float, factor: float, steps: int) -> float:
-    """Takes the steps. Returns the seconds that they took."""
+    """Trains the network for so many steps. Returns the seconds that they took."""
     groups = [
         {"params": network.trunk.parameters(), "lr": lr},
         {"params": network.head.parameters(), "lr": lr * factor},
@@ -127,13 +127,13 @@ def trained(network: Network, images: Images, config: DictConfig, lr: float, fac
 
 @torch.no_grad()
 def embedded(network: Network, images: Images) -> Tensor:
-    """`[N,D]`."""
+    """Returns the embeddings of all images, `[N,D]`."""
     network.eval()
     return torch.cat([network(pixels) for pixels, _ in tqdm(DataLoader(images, 128), "embedding", leave=False)])
 
 
 def measured(options: argparse.Namespace) -> dict[str, float]:
-    """Trains and tests. Raises UserError where images or weights are not there."""
+    """Trains and tests. Raises UserError if images or weights are missing."""
     config, lr, factor = settings(read_experiment(COMPARISON), options.lr, options.head_lr_factor)
     if options.data is not None:
         config.dataset.update(root=f"{options.data}/cars196", strict=False)
@@ -145,7 +145,9 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     np.random.seed(options.seed)  # noqa: NPY002  pytorch-metric-learning's sampler draws from it
     weights = None if options.weights == "none" else Path(config.backbone.weights_dir) / WEIGHTS
     if weights is not None and not weights.exists():
-        raise UserError(f"there is no {weights}: see backbone=mobilenet_v2, or give --weights none.")
+        raise UserError(
+            f"there is no file {weights}: put torchvision's weights of MobileNetV2 there, or give --weights none."
+        )
     network = Network(config.head.dim, weights)
     train, test = (
         Images(records, rows, size, rows is records.train_rows) for rows in (records.train_rows, records.query_rows)
@@ -167,13 +169,13 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
         network(test[0][0].unsqueeze(0))
     return {
         **{f"test/{name}": value for name, value in ours.items()},
-        "learners/mean/recall@1": ours["recall@1"],  # there is one
+        "learners/mean/recall@1": ours["recall@1"],  # the embedding is the only learner
         "untrained/recall@1": evaluate(untrained, labels, clustering=False)["recall@1"],
-        "peer/recall@1": theirs["precision_at_1"],  # as its own calculator has it
+        "peer/recall@1": theirs["precision_at_1"],  # from its own calculator
         "peer/map@r": theirs["mean_average_precision_at_r"],
         "run/seconds": seconds,
         "model/params": float(sum(parameter.numel() for parameter in network.parameters())),
-        "model/flops": counted.get_total_flops() / 2,  # products with a sum
+        "model/flops": counted.get_total_flops() / 2,  # multiply-adds
     }
 
 
@@ -181,12 +183,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/peer"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, help="default: what the search of the baseline found, or the comparison's")
-    parser.add_argument("--head-lr-factor", type=float, help="default: likewise")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate; default: what the baseline's search found, else the comparison's"
+    )
+    parser.add_argument("--head-lr-factor", type=float, help="the head's learning rate over --lr; same default")
     parser.add_argument("--steps", type=int, help="default: the comparison's")
     parser.add_argument("--batch", type=int, help="default: the comparison's")
-    parser.add_argument("--size", type=int, help="of images; default: the comparison's")
-    parser.add_argument("--data", help="folder with cars196, or a part of it; default: DML_DATA, else data")
+    parser.add_argument("--size", type=int, help="of images, in pixels; default: the comparison's")
+    parser.add_argument("--data", help="folder that has cars196, or a part of it; default: DML_DATA, else data")
     parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
     options = parser.parse_args()
     try:

@@ -1,18 +1,20 @@
-"""What comes before the first step of a run on many images: time and memory of records, checks, split and sampler.
+"""Time and memory before the first step of a run on many images: records, checks, split, sampler, data module.
 
     python experiments/bench/scale.py                          # 100,000, a million and ten million images
     python experiments/bench/scale.py --images 1000000 --order random
 
-Ten images a class, half of the classes to train on, a quarter of those for validation; made here, of paths that are no
-files. Real ones add what the system takes to look up each once, at 2 to 4 microseconds an image, and to list folders.
-Each size is a process of its own, so that its peak is its own; the imports of a run, torch and Lightning, are in it
-(`before`). Seconds are of one core (`time.process_time`): nothing here waits.
+The records are made up: ten images a class, half of the classes to train on, a quarter of those for validation, and
+paths that do not exist. Real files also take the time to look each up once, 2 to 4 microseconds an image, and to list
+their folders. Each size is measured in a process of its own, so that the peak is that of this size. The peak includes
+the imports of a run, torch and Lightning, which `before` gives alone. Seconds are processor time of one core
+(`time.process_time`); nothing here waits.
 
-    records     columns of paths, labels and roles, and their checks
-    files       which paths are files, and whether each decoded at the last start
-    split       of protocol=conventional protocol.select=val_classes, and that its parts are apart
-    sampler     m_per_class, made, and its first batches
-    data        the data module: labels from 0 on, fingerprint, loaders
+    records     making the columns of paths, labels and roles, and checking them
+    files       checking which paths are files, and whether each could be decoded at the last start
+    split       protocol=conventional protocol.select=val_classes, and checking that its parts do not overlap
+    sampler     making m_per_class and others, and their first batches
+    data        the data module: renumbering labels, fingerprint, loaders
+    start       the sum of all but `records`
 """
 
 import argparse
@@ -58,19 +60,19 @@ def grey(row: int) -> Image.Image:
 
 
 class Black(Transform):
-    """No image is opened far."""
+    """Replaces every image by a black one of 8 x 8 pixels."""
 
     def pixels(self, picture: Image.Image) -> torch.Tensor:
         return torch.zeros(3, 8, 8, dtype=torch.uint8)
 
 
 def peak() -> float:
-    """In GB; Linux counts in KiB."""
+    """Returns the peak memory of this process in GB; Linux counts it in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def measured(images: int, order: str) -> dict[str, float]:
-    """Seconds of `PARTS`, and GB."""
+    """Returns the seconds of each of `PARTS`, and GB `before` them and at `peak`."""
     figures, at = {"before": peak()}, time.process_time()
 
     def done(part: str) -> None:
@@ -104,8 +106,12 @@ def measured(images: int, order: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=[10**5, 10**6, 10**7])
-    parser.add_argument("--order", choices=("sorted", "random"), default="sorted", help="of the paths")
-    parser.add_argument("--here", action="store_true", help="in this process, the first size alone, as JSON")
+    parser.add_argument(
+        "--order", choices=("sorted", "random"), default="sorted", help="order of the images in the records"
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="measure the first size alone, in this process, and print JSON"
+    )
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measured(options.images[0], options.order)))

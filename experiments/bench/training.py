@@ -1,12 +1,12 @@
-"""Images a second of training on a CPU, beside a plain loop over the same network on images that are there.
+"""Images per second of training on a CPU, beside a plain loop over the same network on images already in memory.
 
     python experiments/bench/training.py                     # MobileNetV2 at 128 pixels and GoogLeNet at 224
     python experiments/bench/training.py --networks mobilenet_v2 --methods baseline
 
 A run is what `python -m dml.run` builds, with its callbacks, loaders and checks, on image files with
-dataset.cache=disk. It stops now and then, and the plain loop takes as many steps of the same network, channels last,
-with the same objective and optimizer: both take turns on one machine. What is left out of the loop is what a run adds:
-Lightning, callbacks, loading. The bound is a ratio of 1; the aim is 0.95. What a GPU reaches is `make gpu`'s to say.
+dataset.cache=disk. It pauses now and then while the plain loop takes as many steps of the same network, channels last,
+with the same objective and optimizer: both take turns on one machine. The loop lacks what a run adds: Lightning,
+callbacks and loading. The bound is a ratio of 1; the aim is 0.95. `make gpu` measures GPUs.
 """
 
 import argparse
@@ -33,7 +33,7 @@ GOAL = 0.95
 
 
 class Plain:
-    """Steps of a method's network without anything around them."""
+    """Training steps of a method's network in a plain loop."""
 
     def __init__(self, options: list[str], sizes: Sizes) -> None:
         config = composed(*options, f"runtime.train_classes={sizes.classes}")
@@ -52,7 +52,7 @@ class Plain:
 
 
 def measured(network: str, method: str, batch: int, window: int, rounds: int) -> list[str]:
-    """A line of the table."""
+    """Measures one network with one method. Returns a line of the table."""
     logging.disable(logging.WARNING)
     sizes = dataclasses.replace(CPU, batch=batch, image=PIXELS[network], dim=128, window=window, rounds=rounds)
     sizes = dataclasses.replace(sizes, precision="32-true", enough=1e9)
@@ -73,7 +73,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--window", type=int, default=4, help="steps that are timed together (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="windows of each (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="windows of the run and of the loop (default: %(default)s)"
+    )
     given = parser.parse_args()
     table = [
         measured(network, method, given.batch, given.window, given.rounds)

@@ -1,14 +1,15 @@
-"""ResNet-20 trained to classify CIFAR-100: the backbone that GSP's CIFAR Collage starts from (section 2.2).
+"""Trains a ResNet-20 to classify CIFAR-100: the backbone that GSP's CIFAR Collage starts from (section 2.2).
 
     python experiments/gsp/pretrain.py
 
-trains on the official training images (4-pixel padded crops, flips) and writes the weights where `experiment=collage`
-looks for them, weights/resnet20_cifar100.pth in the data folder (DML_DATA, else data), and beside them a JSON with the
-accuracy on the official test images after each epoch. The same line again goes on where it stopped.
+It trains on the official training images (4-pixel padded crops, flips) and writes the weights where
+`experiment=collage` looks for them: weights/resnet20_cifar100.pth in the data folder (DML_DATA, else data). A JSON
+beside them has the accuracy on the official test images after each epoch. The same command resumes a training that was
+stopped.
 
-The paper says of this training that there was one. SGD with Nesterov momentum, weight decay 5e-4 and one cycle of the
-learning rate and, against it, of the momentum, 0.85 to 0.95 (Smith & Topin 2019), so that the number of epochs is free:
-200 are usual on a GPU. All 100 classes are in it, those too whose images the collage tests.
+The paper mentions this training without its settings. Here it is SGD with Nesterov momentum, weight decay 5e-4, and one
+cycle of the learning rate with the momentum moving against it, 0.85 to 0.95 (Smith & Topin 2019). Any number of epochs
+therefore works; 200 are usual on a GPU. All 100 classes are used, also those whose images the collage tests.
 """
 
 import argparse
@@ -38,7 +39,7 @@ ACCURACY = "test/accuracy"
 
 
 class Batches(IterableDataset[tuple[Tensor, Tensor]]):
-    """Whole batches `[B,3,32,32]` of bytes and their classes `[B]`; in training shuffled, shifted and flipped."""
+    """Batches `[B,3,32,32]` of bytes and their classes `[B]`; in training shuffled, shifted and flipped."""
 
     def __init__(self, images: np.ndarray, classes: np.ndarray, batch: int, *, training: bool, seed: int) -> None:
         self.images = torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
@@ -58,7 +59,7 @@ class Batches(IterableDataset[tuple[Tensor, Tensor]]):
             yield self._moved(images, generator) if self.training else images, self.classes[rows]
 
     def _moved(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Each image shifted by up to `PADDING` pixels (reflected at the border), and half of them flipped."""
+        """Shifts each image by up to `PADDING` pixels, reflected at the border, and flips half of them."""
         batch, _, side, _ = images.shape
         padded = F.pad(images.float(), [PADDING] * 4, mode="reflect").to(torch.uint8)
         corner = torch.randint(2 * PADDING + 1, (2, batch, 1), generator=generator)
@@ -125,19 +126,19 @@ class Classifier(pl.LightningModule):
 
 
 def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weight_decay: float, seed: int) -> float:
-    """Trains or goes on, writes `out` and `out.json`; returns the accuracy on the test images."""
+    """Trains or resumes; writes the weights `out` and a JSON beside them. Returns the accuracy on the test images."""
     pl.seed_everything(seed, verbose=False)
     module = Classifier(len(data.class_names), lr, weight_decay).to(memory_format=torch.channels_last)
     train, test = (
         DataLoader(Batches(data.images[rows], data.classes[rows], size, training=training, seed=seed), batch_size=None)
         for rows, size, training in ((data.train, batch, True), (~data.train, 500, False))
     )
-    states = out.parent / f".{out.stem}-{epochs}-{batch}-{lr}-{weight_decay}-{seed}"  # of this very training
+    states = out.parent / f".{out.stem}-{epochs}-{batch}-{lr}-{weight_decay}-{seed}"  # of these settings alone
     last = states / "last.ckpt"
     every_epoch = ModelCheckpoint(states, filename="last", enable_version_counter=False)
     trainer = pl.Trainer(
         max_epochs=epochs,
-        devices=1,  # batches are not shared out
+        devices=1,  # batches are not divided among ranks
         logger=False,
         callbacks=[every_epoch, TQDMProgressBar(refresh_rate=20)],
         plugins=[WholeCheckpoints()],
@@ -145,8 +146,8 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
         enable_model_summary=False,
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # it resumes
-        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")  # and no workers
+        warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # as when it resumes
+        warnings.filterwarnings("ignore", "Your `IterableDataset` has `__len__` defined")  # harmless without workers
         trainer.fit(module, train, test, ckpt_path=last if last.exists() else None, weights_only=True)
     beside = out.with_name(f"{out.name}.part")
     torch.save({f"backbone.{name}": value for name, value in module.backbone.state_dict().items()}, beside)
@@ -157,7 +158,7 @@ def train(data: Cifar100, out: Path, *, epochs: int, batch: int, lr: float, weig
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError for what would fail later."""
+    """Raises UserError for options that would fail later."""
     ranges = {"epochs": Count, "batch": Size, "seed": Seed, "lr": Positive, "weight_decay": NotNegative}
     for name, annotation in ranges.items():
         check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
@@ -165,7 +166,7 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f"--batch={options.batch} is more than the {IMAGES['train']:,} training images.")
     if options.out.suffix in ("", ".json") or options.out.is_dir():
         raise UserError(
-            f"--out={options.out} has to be a file such as resnet20_cifar100.pth; a .json is put beside it."
+            f"--out={options.out} has to be a file such as resnet20_cifar100.pth: a .json is written beside it."
         )
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=here / "weights" / "resnet20_cifar100.pth")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=0.2, help="the highest of the cycle")
+    parser.add_argument("--lr", type=float, default=0.2, help="the highest learning rate of the cycle")
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,15 +1,15 @@
-"""GSP, section 2.1 and Fig. 3a: features are learned tokens, half of them of a background shared by all classes.
+"""GSP's synthetic study (section 2.1 and Fig. 3a): features are learned tokens, half from a background of all classes.
 
     python experiments/gsp/synthetic.py --out runs/gsp_synthetic        # minutes on one core
 
-16 classes of 4 tokens each and 4 background tokens, vectors in [-0.3, 0.3]^d. A sample draws 50 tokens, a share
-N(0.5, 0.1) of them from its class and the rest from the background; its embedding is their average (GAP) or their
+There are 16 classes of 4 tokens each and 4 background tokens, all vectors in [-0.3, 0.3]^d. A sample draws 50 tokens, a
+share N(0.5, 0.1) of them from its class and the rest from the background. Its embedding is their average (GAP) or their
 generalized sum pooling (GSP), not normalised. Tokens (and prototypes) are trained with a contrastive loss on batches of
-16 classes x 4, Adam at 1e-4, until MAP@R on validation samples has not risen for 30 epochs; the tokens that were best
-there are scored on test samples.
+16 classes x 4, with Adam at 1e-4, until MAP@R on validation samples has not risen for 30 epochs. The tokens that were
+best there are scored on test samples.
 
-The paper does not print the loss, the dimension (Fig. 3a is drawn in a plane, so 2 here), the length of an epoch, nor
-mu and eps of this study. Writes hulls.png, the samples with the convex hull of each class, and metrics.json.
+The paper does not print the loss, the dimension (2 here, as Fig. 3a is drawn in a plane), the length of an epoch, nor
+mu and eps of this study. The script writes hulls.png, the samples with the convex hull of each class, and metrics.json.
 """
 
 import argparse
@@ -39,7 +39,7 @@ BOUND = 0.3
 
 
 class Tokens(nn.Module):
-    """Classes `[B]` -> features `[B,d,50,1]` drawn from tokens that are learned."""
+    """Maps classes `[B]` to features `[B,d,50,1]` drawn from learned tokens."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Tokens(nn.Module):
 
 
 def study(pooling: nn.Module, options: argparse.Namespace, title: str) -> tuple[dict[str, float], Tensor, Tensor]:
-    """Figures, and the samples `[N,d]` with their classes `[N]` that they are of."""
+    """Trains and tests tokens with a pooling. Returns metrics, test samples `[N,d]` and their classes `[N]`."""
     torch.manual_seed(options.seed)
     tokens = Tokens(options.dim)
     draws, fresh = torch.Generator().manual_seed(options.seed), torch.Generator()
@@ -110,7 +110,7 @@ def draw(panels: dict[str, tuple[dict[str, float], Tensor, Tensor]], path: Path)
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError for what would fail later."""
+    """Raises UserError for options that would fail later."""
     check_value("--dim", options.dim, Annotated[int, Field(ge=2, le=65536)])
     ranges = {"epochs": Count, "steps": Count, "seed": Seed, "lr": Positive, "margin": Positive}
     for name, annotation in ranges.items():
@@ -128,10 +128,10 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=64, help="prototypes")
     parser.add_argument("--mu", type=float, default=0.3)
     parser.add_argument("--eps", type=float, default=20.0)
-    parser.add_argument("--margin", type=float, default=0.3841, help="of negatives (C2 on CUB)")
+    parser.add_argument("--margin", type=float, default=0.3841, help="margin of negatives (that of C2 on CUB)")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--epochs", type=int, default=400)
-    parser.add_argument("--steps", type=int, default=50, help="of an epoch")
+    parser.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
@@ -141,7 +141,7 @@ def main() -> None:
     except UserError as mistake:
         stop(str(mistake))
     with torch.no_grad():
-        gsp.prototypes.mul_(BOUND)  # where tokens are
+        gsp.prototypes.mul_(BOUND)  # into the range of the tokens
     poolings = {"GAP": nn.AdaptiveAvgPool2d(1), "GSP": gsp}
     panels = {name: study(pooling, options, name) for name, pooling in poolings.items()}
     draw(panels, options.out / "hulls.png")

@@ -1,10 +1,11 @@
-"""GSP, Fig. 2: the weights that three problems give to a map of red, blue and green cells.
+"""GSP's toy example (Fig. 2): the weights that two problems give to a map of red, blue and green cells.
 
     python experiments/gsp/toy.py --out runs/gsp_toy
 
-A 10 x 10 map, half of it green background; prototypes are red and blue, so the share that matters is 0.5. With mu = 0.2
-the linear program (P1), solved by SciPy, leaves part of red and blue out; the smoothed problem (P2) reaches more of it
-the more it is smoothed. Writes toy.png, and metrics.json: what each problem gives to red and blue and to green cells.
+Half of the 10 x 10 map is green background. The prototypes are red and blue, so the share of useful cells is 0.5. With
+mu = 0.2 the linear program (P1), solved by SciPy, leaves some red and blue cells out. The smoothed problem (P2) reaches
+more of them the more it is smoothed. The script writes toy.png, and metrics.json with the weights that each problem
+gives to red and blue cells and to green cells.
 """
 
 import argparse
@@ -27,16 +28,16 @@ CASES = ((0.2, None), (0.2, 1.0), (0.2, 5.0), (0.2, 20.0), (0.5, None), (0.5, 5.
 
 
 def toy_map() -> np.ndarray:
-    """`[10,10,3]`: a red and a blue square on green, a quarter of the map each, colours a little uneven."""
+    """Makes the map `[10,10,3]`: a red and a blue square, a quarter of it each, on green, with a little noise."""
     cells = np.tile(np.array(GREEN), (SIDE, SIDE, 1))
     cells[:5, :5], cells[5:, 5:] = RED, BLUE
     return np.clip(cells + np.random.default_rng(0).normal(scale=0.05, size=cells.shape), 0, 1)
 
 
 def linear_program(cost: np.ndarray, mu: float) -> np.ndarray:
-    """P1: costs `[m,n]` -> rho `[n]`."""
+    """Solves P1: costs `[m,n]` -> rho `[n]`."""
     m, n = cost.shape
-    of_locations = np.tile(np.eye(n), m + 1)  # rho, then the plan's rows
+    of_locations = np.tile(np.eye(n), m + 1)  # columns: rho, then the rows of the plan
     of_all = np.concatenate([np.zeros(n), np.ones(m * n)])
     solved = linprog(
         np.concatenate([np.zeros(n), cost.ravel()]),
@@ -48,7 +49,7 @@ def linear_program(cost: np.ndarray, mu: float) -> np.ndarray:
 
 
 def weights(cells: np.ndarray, mu: float, eps: float | None) -> np.ndarray:
-    """`[10,10]`, mean 1."""
+    """Returns the weights of the cells, `[10,10]`, with mean 1; eps None solves P1."""
     points = cells.reshape(-1, 3)
     points = points / np.maximum(1, np.linalg.norm(points, axis=1, keepdims=True))
     cost = np.linalg.norm(np.array([RED, BLUE])[:, None] - points, axis=2)

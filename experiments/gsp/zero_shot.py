@@ -1,18 +1,19 @@
-"""GSP, sections 5.1 and 2.3 and Fig. 5: do attributes of some classes predict the embeddings of others?
+"""GSP's zero-shot study (sections 5.1, 2.3, Fig. 5): do attributes of some classes predict embeddings of others?
 
     python experiments/gsp/zero_shot.py --out runs/gsp_zero_shot      # CIFAR-100 in cifar-100 of DML_DATA, else data
 
-Ten classes, 8 prototypes, Proxy-NCA++, with and without the zero-shot loss. From the test images come each class's mean
-attributes and mean embedding. A thousand times the classes are parted in two halves at random: a linear map (P3) from
-attributes to embeddings is fitted on one and applied to the other, and each prediction is compared with the true means
-of its half, by Euclidean distance and by cosine. With one right answer among five, chance is P@1 0.2 and MAP 0.457.
+A network is trained on ten classes with 8 prototypes and Proxy-NCA++, once with and once without the zero-shot loss.
+The test images give the mean attributes and the mean embedding of each class. A thousand times, the classes are divided
+at random into two halves. A linear map (P3) from attributes to embeddings is fitted on one half and applied to the
+other. Each prediction is compared with the true means of its half, by Euclidean distance and by cosine. With one right
+answer among five, chance is P@1 0.2 and MAP 0.457.
 
-The paper does not print eps and lambda of this study: here they are those of its other one on CIFAR, 10 and 0.5. With
-the 0.5 that it has for proxy losses, 8 prototypes share every image alike (each attribute is 0.12 to 0.13 after 12
-epochs from scratch), and nothing can be predicted from them.
+The paper does not print eps and lambda of this study. Here they are those of its other study on CIFAR, 10 and 0.5. With
+eps = 0.5, the paper's value for proxy losses, all 8 prototypes take the same share of every image (each attribute is
+0.12 to 0.13 after 12 epochs from scratch), and nothing can be predicted from them.
 
-The paper has CIFAR-10; here are ten classes of CIFAR-100 that resemble its ten. Writes histograms.png (each class's
-attributes), weights_*.png (what prototypes take of test images) and metrics.json.
+The paper uses CIFAR-10; here it is ten classes of CIFAR-100 that resemble its ten. The script writes histograms.png
+(the attributes of each class), weights_*.png (the locations that prototypes take in test images) and metrics.json.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def trained(images: np.ndarray, classes: np.ndarray, lambda_zs: float, options: 
 
 @torch.inference_mode()
 def class_means(method: GSP, images: Tensor, classes: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Mean attributes `[10,m]` and mean embeddings `[10,d]`."""
+    """Returns the mean attributes `[10,m]` and the mean embeddings `[10,d]` of the classes."""
     attributes, embeddings = [], []
     for c in range(len(CLASSES)):
         mine = images[torch.as_tensor(classes == c)]
@@ -84,7 +85,7 @@ def class_means(method: GSP, images: Tensor, classes: np.ndarray) -> tuple[Tenso
 
 
 def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str, float]:
-    """P@1 and MAP over random halves, each predicted from the other."""
+    """Returns P@1 and MAP over random halves of the classes, each predicted from the other."""
     rng = np.random.default_rng(0)
     ranks: dict[str, list[int]] = {"euclidean": [], "cosine": []}
     for _ in range(SPLITS):
@@ -109,7 +110,7 @@ def zero_shot(attributes: Tensor, embeddings: Tensor, ridge: float) -> dict[str,
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UserError for what would fail later."""
+    """Raises UserError for options that would fail later."""
     ranges = {"m": Size, "epochs": Count, "seed": Seed, "eps": Positive, "lambda_zs": Share, "ridge": Positive}
     for name, annotation in (ranges | {"images": Annotated[int, Field(ge=6, le=500)]}).items():
         check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
@@ -124,14 +125,14 @@ def main() -> None:
     data = str(Path(os.environ.get("DML_DATA", "data")) / "cifar-100")
     parser.add_argument("--data", default=data, help="folder of CIFAR-100, binary or Python layout")
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_zero_shot"))
-    parser.add_argument("--weights", default="none", help="of the backbone, as from pretrain.py")
+    parser.add_argument("--weights", default="none", help="file of the backbone's weights, as pretrain.py writes it")
     parser.add_argument("--m", type=int, default=8, help="prototypes")
-    parser.add_argument("--eps", type=float, default=10.0, help="inverse weight of the transport's entropy")
+    parser.add_argument("--eps", type=float, default=10.0, help="inverse weight of the entropy in the transport")
     parser.add_argument("--lambda-zs", type=float, default=0.5)
     parser.add_argument("--logit-scale", type=float, default=1.0)
     parser.add_argument("--ridge", type=float, default=0.05)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--images", type=int, default=500, help="of a class, to train on (default: all 500)")
+    parser.add_argument("--images", type=int, default=500, help="training images of each class (default: all 500)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
@@ -164,7 +165,7 @@ def main() -> None:
 
 
 def draw(histograms: dict[str, Tensor], names: list[str], path: Path) -> None:
-    """A row a class, a column a training: bars of the prototypes' shares."""
+    """Draws the prototypes' shares as bars: a row for each class, a column for each training."""
     figure = Figure(figsize=(3.2 * len(histograms), 0.75 * len(names) + 0.5), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(names), len(histograms), sharex=True, sharey=True)

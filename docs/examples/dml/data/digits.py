@@ -9,7 +9,7 @@ from dml.data.records import Records
 
 
 def digits() -> Records:
-    """1,797 images: the digits 0 to 4 train, 5 to 9 test."""
+    """Returns 1,797 images: the digits 0 to 4 train, 5 to 9 test."""
     found = load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)  # 17 grey levels
     labels = found.target.astype(np.int64)

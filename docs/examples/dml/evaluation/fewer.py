@@ -1,4 +1,4 @@
-"""A protocol: fewer classes to train on, the test as it is."""
+"""A protocol with fewer training classes and the same test."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,10 +13,10 @@ from dml.evaluation.splits import Split
 
 
 class FewerClasses(Conventional):
-    """How much does a method need? The first training classes alone, in their order; the test stays the data set's.
+    """Trains only on the first training classes, to see how many a method needs. The test is that of the data set.
 
     Args:
-        kept: this share of the training classes, rounded up.
+        kept: share of the training classes that is used; their number is rounded up.
         options: see `Conventional`.
     """
 
@@ -25,11 +25,13 @@ class FewerClasses(Conventional):
         self.kept = kept
 
     def parted(self, records: Records) -> Split:
-        """Raises UserError where fewer than two classes are left to train on."""
+        """Splits the records. Raises UserError if fewer than two classes are left to train on."""
         whole = super().parted(records)
         labels = records.labels[whole.train]
         classes = np.unique(labels)
         kept = classes[: int(np.ceil(self.kept * len(classes)))]
         if len(kept) < 2:
-            raise UserError(f"protocol.kept={self.kept} leaves {len(kept)} of {len(classes)} classes: keep two.")
+            raise UserError(
+                f"protocol.kept={self.kept} leaves {len(kept)} of {len(classes)} classes: keep at least two."
+            )
         return replace(whole, train=whole.train[np.isin(labels, kept)])

@@ -1,6 +1,6 @@
-"""A metric of queries: is anything of its class among the R nearest, where R is how many there are?
+"""A metric of queries: is an image of the query's class among the R nearest, where R is the number of such images?
 
-b queries, L items of the largest class.
+b queries, L positives of the query that has the most.
 """
 
 from torch import Tensor
@@ -9,7 +9,7 @@ from dml.evaluation.metric import Metric
 
 
 def hit_at_r(ranks: Tensor, count: Tensor) -> Tensor:
-    """Ranks `[b,L]` of the positives, the nearest first, and how many there are, `[b]`, R -> `[b]`, 0 or 1."""
+    """Maps ranks of the positives `[b,L]`, the nearest first, and their number R `[b]` to `[b]`, 0 or 1."""
     return (ranks[:, 0] <= count).double()
 
 

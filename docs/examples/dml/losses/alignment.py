@@ -11,11 +11,11 @@ from dml.losses.functional import all_pairs
 
 
 class AlignmentUniformity(nn.Module):
-    """Images of one class come together, all images spread (eq. 8 and 9, with alpha = 2).
+    """Pulls images of one class together and spreads all images over the sphere (eq. 8 and 9, with alpha = 2).
 
     Args:
         t: sharpness of the Gaussian potential.
-        weight: of uniformity beside alignment.
+        weight: of uniformity, relative to alignment.
     """
 
     def __init__(self, t: Positive = 2.0, weight: NotNegative = 1.0) -> None:
@@ -23,12 +23,16 @@ class AlignmentUniformity(nn.Module):
         self.t, self.weight = t, weight
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`embeddings [N,d]` of unit norm, `labels [N]` -> the terms `alignment` and `uniformity`, zero without a
-        pair of their kind."""
+        """Returns the terms `alignment` and `uniformity`; alignment is 0 if no two images are of one class.
+
+        Args:
+            embeddings: `[N,d]` of unit norm.
+            labels: `[N]`.
+        """
         squared = 2 - 2 * embeddings @ embeddings.T  # [N,N]
         positive, negative = all_pairs(labels)
         alignment = (squared * positive).sum() / positive.sum().clamp(min=1)
-        other = positive | negative  # all but an image with itself
+        other = positive | negative  # all pairs except those of an image with itself
         potential = torch.exp(-self.t * squared) * other
         uniformity = (potential.sum() / other.sum().clamp(min=1)).clamp(min=1e-12).log()
         return {"alignment": alignment, "uniformity": self.weight * uniformity}

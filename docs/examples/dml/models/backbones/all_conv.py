@@ -1,4 +1,4 @@
-"""All-CNN-C (Springenberg et al., ICLR 2015 workshop): convolutions alone, strides in place of pooling."""
+"""All-CNN-C (Springenberg et al., ICLR 2015 workshop): only convolutions, with strides in place of pooling."""
 
 from torch import nn
 
@@ -8,10 +8,10 @@ from dml.models.weights import load_weights
 
 
 def all_conv(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
-    """Three stages, 192 x 8 x 8 for images of 32 pixels (Table 1, model C, up to its last 1x1 convolutions).
+    """Builds three stages that end in 192 x 8 x 8 for images of 32 pixels (Table 1, model C, without its last layers).
 
     Args:
-        weights: see `load_weights`; keys are this module's own, as in a run's checkpoint.
+        weights: see `load_weights`. The file has the keys of this module, as a checkpoint of a run has.
     """
     stages: dict[str, nn.Module] = {
         "scale1": nn.Sequential(*_conv(3, 96), *_conv(96, 96), *_conv(96, 96, stride=2)),
