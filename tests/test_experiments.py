@@ -319,7 +319,7 @@ def test_a_step_of_a_row(little: Experiment) -> None:
         (["--list"], "the following arguments are required: COMMAND"),
         (["run"], "the following arguments are required: NAME"),
         (["run", "abe/table11"], "did you mean abe/table1"),
-        (["list", "qqqq/x"], "there is no experiment 'qqqq/x'; python -m dml.experiment list shows all"),
+        (["list", "qqqq/x"], "there is no experiment 'qqqq/x' (python -m dml.experiment list shows all)."),
         (["run", "abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
         (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),

@@ -92,6 +92,6 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
 def test_patterns_that_say_nothing(folder: Path, old: str, new: str, said: str) -> None:
     file = folder / "us" / "little.yaml"
     file.write_text(LITTLE.replace(old, new))
-    with pytest.raises(UserError, match=r"little\.yaml is no experiment: ") as refused:
+    with pytest.raises(UserError, match=r"little\.yaml cannot be read as an experiment: ") as refused:
         read_experiment("us/little")
     assert said in str(refused.value)

@@ -41,7 +41,7 @@ def find(wanted: Sequence[str]) -> list[Experiment]:
         mine = [one for one in known if name in ("all", one, one.split("/")[0])]
         if not mine:
             raise UserError(
-                f"there is no experiment '{name}'{near(name, known)}; python -m dml.experiment list shows all."
+                f"there is no experiment '{name}' (python -m dml.experiment list shows all){near(name, known)}"
             )
         found += [one for one in mine if one not in found]
     return [read_experiment(name) for name in found]

@@ -310,7 +310,7 @@ class Experiment:
         """
         for name in rows:
             if name not in self.rows:
-                raise UserError(f"{self.name} has no row '{name}'{near(name, self.rows)}.")
+                raise UserError(f"{self.name} has no row '{name}'{near(name, self.rows)}")
         result = []
         for row in self.rows.values():
             if rows and row.name not in rows:
@@ -328,6 +328,6 @@ class Experiment:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """Returns ": did you mean ...?" with the names that are similar to an unknown one; empty if none is."""
+    """Ends a sentence about an unknown name: ": did you mean ...?" with similar names, or "." if none is similar."""
     alike = difflib.get_close_matches(name, list(names), n=5, cutoff=0.3)
-    return f": did you mean {', '.join(alike)}?" if alike else ""
+    return f": did you mean {', '.join(alike)}?" if alike else "."
