@@ -196,8 +196,8 @@ class Tuning(Conventional):
         """
         if self.select == "val_classes":
             raise UserError(
-                "protocol.select=val_classes cannot be used with protocol=tuning, where the held-out classes are already "
-                "the test: leave it out."
+                "protocol.select=val_classes cannot be used with protocol=tuning, where the held-out classes are "
+                "already the test: leave it out."
             )
         classes = np.unique(records.labels[records.train_rows])
         whole = Split(records.train_rows, records.query_rows, None)
@@ -289,8 +289,8 @@ class MLRC(Conventional):
             axis.check(number, count)
         if self.select != "last":
             raise UserError(
-                "protocol.select cannot be chosen with protocol=mlrc, since the checkpoint is selected on a fold: leave "
-                "it out."
+                "protocol.select cannot be chosen with protocol=mlrc, since the checkpoint is selected on a fold: "
+                "leave it out."
             )
         self.fold, self.folds, self.arithmetic = fold, folds, arithmetic
 
