@@ -142,7 +142,7 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
     for fold in range(4):
         path = made / f"{fold}.2" / "config.yaml"
         path.write_text(path.read_text().replace("seed: 2\n", "seed: 1\n"))
-    with pytest.raises(UserError, match=r"repetition 2 in .* has the seed of repetition 1: it repeats nothing"):
+    with pytest.raises(UserError, match=r"repetition 2 in .* has the seed of repetition 1, so it repeats nothing"):
         aggregate([made])
 
 

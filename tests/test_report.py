@@ -182,7 +182,7 @@ def test_a_damaged_run_is_told_and_another_program_s_folder_is_said(
         make_run(name, 0.1, "method=baseline")
     (tmp_path / "a" / "config.yaml").write_text("site: mine")
     assert [run.folder.name for run in leaves([tmp_path])] == ["b"]
-    assert f"Left out: {tmp_path / 'a'}, whose config.yaml is no run's" in capsys.readouterr().err
+    assert f"Left out: {tmp_path / 'a'}, whose config.yaml is damaged or not that of a run" in capsys.readouterr().err
     (tmp_path / "b" / "overrides.yaml").write_text("{a: b}")
     with pytest.raises(UserError, match=r"overrides\.yaml is damaged.*leave its folder out"):
         leaves([tmp_path])
