@@ -133,7 +133,7 @@ def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fold, repeat in itertools.product(range(4), (1, 2)):
         shutil.rmtree(made / f"{fold}.{repeat}")
     figures = write_aggregate([made], made)
-    assert "One collection: it takes several repetitions for a spread." in " ".join(capsys.readouterr().out.split())
+    assert "One collection: a spread needs several repetitions." in " ".join(capsys.readouterr().out.split())
     assert "mlrc/separated/map@r/std" not in figures
     assert not any(math.isnan(value) for value in figures.values())
 

@@ -88,7 +88,9 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
     assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
     with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
         write_summary([tmp_path], tmp_path, "learners/mean/recal")
-    with pytest.raises(UserError, match=r"not swept over numbers of lr; they were over method\.M, method\.lambda_div"):
+    with pytest.raises(
+        UserError, match=r"not swept over numbers of lr; options that --over can name: method\.M, method\.lambda_div"
+    ):
         write_summary([tmp_path], tmp_path, over="lr")
 
 

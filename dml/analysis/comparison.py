@@ -165,7 +165,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
         return []
     differ = differences.differences(labelled)
     if not differ:
-        print("Both have the same configuration: they differ only in seed, split, fold or repetition.")
+        print("Both have the same configuration: they are repetitions of it.")
         return []
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for title in ("what differs", *sides):
