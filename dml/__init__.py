@@ -12,13 +12,14 @@ __version__ = "0.1.0"
 
 
 def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Any:
-    """What a run has learned, ready to embed: an `Embedder`, see `dml.inference.load.load`."""
-    # By name: packages below that one import this module, for its version.
+    """Loads what a run has learned, as an `Embedder` that embeds images. See `dml.inference.load.load`."""
+    # Imported here and by name: modules of `dml.inference` import this module for its version.
     return import_module("dml.inference.load").load(place, checkpoint, device)
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Imports, which take seconds, make other errors of an interrupt, and leave nothing to be put in order."""
+    """Handles Ctrl-C. During an import it ends the process at once: imports take seconds and turn an interrupt into
+    other errors, and there is nothing to clean up yet."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(130)
@@ -34,8 +35,8 @@ def _at_the_end(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.__excepthook__(kind, error, traceback)
 
 
-# So it is named while `python -m dml.x` imports what x lies in: a command, and no library.
+# sys.argv begins with -m only while `python -m dml.x` imports this package: it is a command then, and not a library.
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = _at_the_end
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # ignored, where the shell says so
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the shell has it ignored
         signal.signal(signal.SIGINT, _ctrl_c)

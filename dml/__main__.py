@@ -1,4 +1,4 @@
-"""`python -m dml`: the commands, a line each."""
+"""`python -m dml`: all commands, one line each."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ from dml.errors import UserError
 
 
 def commands() -> dict[str, str]:
-    """What each command is for, by its module's name: the first line of the docstring of each that can be started."""
+    """Returns what each command is for, by the name of its module. It is the first line of the module's docstring."""
     package, found = Path(__file__).parent, {}
     for path in sorted(package.rglob("*.py")):
         text = path.read_text()
@@ -25,9 +25,9 @@ def main() -> None:
     found = commands()
     for word in sys.argv[1:]:
         if f"dml.{word}" in found:
-            raise UserError(f"'{word}' is a command of its own: python -m dml.{word}.")
+            raise UserError(f"'{word}' is a command of its own: type python -m dml.{word}.")
         if word not in ("-h", "--help"):
-            raise UserError(f"there is no command '{word}': python -m dml lists all.")
+            raise UserError(f"there is no command '{word}': python -m dml lists all commands.")
     width = max(map(len, found))
     for name, said in found.items():
         print(f"python -m {name:{width}}  {said}")

@@ -1,7 +1,7 @@
-"""What a loss needs to see the global batch on every rank, and what divides an evaluation among them.
+"""Communication between ranks: losses see the global batch on every rank, and an evaluation is divided among them.
 
-Lightning's `all_gather(sync_grads=True)` was passed over: it rests on `torch.distributed.nn.functional`,
-which current torch deprecates with a warning at every step.
+All functions also work in a single process. Lightning's `all_gather(sync_grads=True)` was passed over: it uses
+`torch.distributed.nn.functional`, for which current torch prints a deprecation warning at every step.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,8 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """`[b,...]` of every rank -> `[B,...]` in rank order, without gradient; `rows` itself on a single process."""
+    """Gathers `[b,...]` of every rank into `[B,...]` in rank order, without gradient; b has to be equal on all ranks.
+    In a single process it returns `rows` itself."""
     if not _several():
         return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
@@ -49,12 +50,12 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """`[b,...]` of every rank, equal b on all, -> `[B,...]` in rank order, with gradient to every rank's part; `rows`
-    itself on a single process.
+    """Gathers `[b,...]` of every rank into `[B,...]` in rank order, with gradient to every rank's part; b has to be
+    equal on all ranks. In a single process it returns `rows` itself.
 
-    The backward pass sums the gradients that all ranks' (equal) losses send to this rank's rows: world size times
-    the gradient of one loss, which DDP's averaging of parameter gradients divides by the world size again. Two
-    ranks with half the batch each then take the step of one rank with the whole batch.
+    All ranks compute the same loss. The backward pass sums the gradients that these losses send to this rank's rows,
+    which is world size times the gradient of one loss. DDP averages the gradients of parameters, which divides by the
+    world size again. So two ranks with half the batch each take the same step as one rank with the whole batch.
     """
     if not _several():
         return rows
@@ -62,17 +63,21 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def host_group() -> ProcessGroup | None:
-    """A group of all processes that talks without their devices; None: the group that there is does, or there is one
-    process alone. All processes have to ask for it."""
+    """Makes a group of all processes that communicates through the CPU. All processes have to call it.
+
+    Returns:
+        The group; None if the default group does so already, or if there is a single process.
+    """
     if not _several() or get_backend() == "gloo":
         return None
     group = new_group(backend="gloo")
-    assert isinstance(group, ProcessGroup)  # which all are in
+    assert isinstance(group, ProcessGroup)  # since every process is a member
     return group
 
 
 def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
-    """Whether some rank found something, on all ranks; no rank waits for a device. `group`: see `host_group`."""
+    """Returns on every rank whether any rank found something, without waiting for a device. For `group` see
+    `host_group`."""
     if not _several():
         return found
     ranks = torch.tensor(int(found))
@@ -81,7 +86,7 @@ def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
 
 
 def of_first(value: Tensor) -> Tensor:
-    """The first rank's value, of any shape, on all ranks."""
+    """Returns the first rank's value, of any shape, on all ranks."""
     if not _several():
         return value
     told = value.clone()
@@ -94,27 +99,29 @@ def _several() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this is the first process of the run, also before the others are a group with it."""
+    """Returns whether this is the first process of the run, also before the processes form a group."""
     return not getattr(rank_zero_only, "rank", 0)
 
 
 def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tiles of this rank: of n ranks, rank r has tiles r, r + n, r + 2n and so on; a single process has all."""
+    """Returns this rank's share of the tiles: of n ranks, rank r has tiles r, r + n, r + 2n and so on. A single process
+    has all."""
     return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
 
 
 def sum_of_shards(values: Tensor) -> Tensor:
-    """Values that each rank computed for its share and left at zero elsewhere, put together on all ranks, exactly."""
+    """Combines values that each rank computed for its share and left at zero elsewhere. All ranks get the exact
+    result."""
     if not _several():
         return values
-    # NCCL sends what lies on the GPU alone.
+    # NCCL sends only what is on the GPU.
     there = values.to("cuda") if get_backend() == "nccl" else values.clone()
     all_reduce(there)
     return there.to(values.device)
 
 
 def from_all_ranks(found: T) -> list[T]:
-    """What each rank found, in rank order, on all ranks: plain containers and arrays."""
+    """Returns what each rank found, in rank order, on all ranks. It may be plain containers and arrays."""
     if not _several():
         return [found]
     of_ranks: list[Any] = [None] * get_world_size()

@@ -1,8 +1,8 @@
-"""How a command ends, the one exception for mistakes that a user can put right, and what errors of the system mean.
+"""Exit codes of the commands, the exception for mistakes of the user, and the meaning of errors of the system.
 
-Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
-sentence; 75 told to stop by a signal, with a checkpoint where training had begun; 130 Ctrl-C; 141 nobody reads what is
-printed any more. After all but 2 the same command goes on.
+Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, told in one
+sentence; 75 stopped by a signal, with a checkpoint if training had begun; 130 Ctrl-C; 141 nobody reads the output any
+more. After all of them but 2, the same command continues the work.
 """
 
 import errno
@@ -15,9 +15,9 @@ from typing import NoReturn
 
 
 def stop(sentence: str) -> NoReturn:
-    """Leaves with exit code 2; of several processes the first says why."""
+    """Ends the process with exit code 2. If there are several processes, only the first one prints the sentence."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
-    if rank == "0" or not rank.isdigit():  # a rank that is no number is what the sentence is about
+    if rank == "0" or not rank.isdigit():  # if the rank is not a number, that is the mistake to print
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)
 
@@ -28,7 +28,7 @@ OUT_OF_MEMORY = re.compile("allocate memory|out of memory")
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop, and what it had is saved."""
+    """A signal asked the run to stop, and its state is saved."""
 
 
 class UserError(ValueError):
@@ -39,11 +39,12 @@ class UserError(ValueError):
 
 
 class Unfaithful(Exception):
-    """What was exported does not compute what the run does: a sentence, and exit code 1."""
+    """Something exported or published is not what the run is. The command prints the sentence; the exit code is 1."""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what led to it, each once: `raise ... from None` can lead in a circle."""
+    """Yields an error and the errors that led to it, each once: with `raise ... from None` the chain can be a
+    circle."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -53,29 +54,29 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Raises UserError where what was asked for takes more memory than there is."""
+    """Turns an out-of-memory error that is raised meanwhile into a UserError."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        # torch says so of a CPU in a plain RuntimeError, of a GPU in a class of its own.
+        # torch raises a plain RuntimeError for a CPU, and a class of its own for a GPU.
         if any(isinstance(c, MemoryError) or OUT_OF_MEMORY.search(str(c)) for c in causes(error)):
             raise UserError(
                 "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
-                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true where the method has it."
+                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true if the method has it."
             ) from error
         raise
 
 
 def no_room(error: BaseException | None) -> bool:
-    """Whether an error comes of a full disk or a quota: torch wraps the system's error in one of its own."""
+    """Returns whether a full disk or a quota caused an error. torch wraps the system's error in one of its own."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
 
 
 def no_permission(error: BaseException | None) -> str | None:
-    """The file that an error says may not be read or written; None for other errors."""
+    """Returns the file for which an error says that permission is missing; None for other errors."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and cause.filename:
             return str(cause.filename)

@@ -1,7 +1,7 @@
 """`python -m dml.experiment COMMAND`: the tables and figures of the papers, published and measured.
 
-Each is a file experiments/PAPER/NAME.yaml; NAME is abe/table1, a whole paper (abe), or all. Trainings lie in --out,
-resume, and are shared by the tables that need the same one.
+Each table or figure is a file experiments/PAPER/NAME.yaml. NAME below is abe/table1, a whole paper (abe), or all.
+Trainings are kept in --out. They can be resumed, and tables that need the same training share it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from dml.launch.arguments import Arguments
 
 
 def arguments() -> Arguments:
-    """What is taken: a subcommand, and the options of each."""
+    """Returns the parser of the command line: the subcommands with their options."""
     parser = Arguments(prog="python -m dml.experiment", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -22,27 +22,39 @@ def arguments() -> Arguments:
         one.add_argument("names", nargs=names, metavar="NAME", help="abe/table1, a paper (abe), or all")
         return one
 
-    add("list", "what there is, and how much of it was measured", "*")
+    add("list", "list the experiments, and how much of each was measured", "*")
     run = add("run", "train the rows that are not trained yet", "+")
-    smoke = add("smoke", "a step of each row, on miniature data", "*")
-    record = add("record", "keep what is trained in experiments/, with commit and hardware", "+")
-    report = add("report", "one page of what is named: published, measured, difference", "*")
+    smoke = add("smoke", "train one step of each row, on miniature data", "*")
+    record = add("record", "keep the measured figures in experiments/, with commit and hardware", "+")
+    report = add("report", "write a page with published figures, measured ones, and their difference", "*")
     add("table", "print what was measured as Markdown tables", "+")
     for one in (run, smoke):
-        one.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="these alone, of one experiment")
+        one.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these rows, of one experiment")
     for one in (run, record):
-        what = "changes to every row, as of a shorter training"
+        what = "options to change in every row, such as a shorter training"
         one.add_argument("--set", dest="changes", nargs="+", default=[], metavar="OPTION=VALUE", help=what)
-    for one, what in ((run, "of trainings"), (record, "of trainings"), (report, "of trainings and of the page")):
+    for one, what in (
+        (run, "folder of trainings"),
+        (record, "folder of trainings"),
+        (report, "folder of trainings and page"),
+    ):
         what += " (default: %(default)s)"
         one.add_argument("--out", type=Path, default=EXPERIMENTS, metavar="FOLDER", help=what)
-    run.add_argument("--seeds", nargs="+", type=int, default=[], metavar="SEED", help="instead of the experiment's")
-    run.add_argument("--launcher", choices=LAUNCHERS, default="basic", help="of the seeds (default: %(default)s)")
-    run.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once (default: %(default)s)")
+    run.add_argument(
+        "--seeds", nargs="+", type=int, default=[], metavar="SEED", help="seeds instead of the experiment's"
+    )
+    run.add_argument(
+        "--launcher", choices=LAUNCHERS, default="basic", help="launcher of the seeds (default: %(default)s)"
+    )
+    run.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="trainings at the same time (default: %(default)s)"
+    )
     either = run.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     either.add_argument("--record", action="store_true", help="record it afterwards")
-    record.add_argument("--sizes", action="store_true", help="exact parameters and flops instead: nothing is trained")
+    record.add_argument(
+        "--sizes", action="store_true", help="record exact parameters and flops instead; needs no training"
+    )
     return parser
 
 

@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub: `hf://owner/name[@revision]` names one, and stands wherever a folder does.
+"""Models on the Hugging Face hub. An address `hf://owner/name[@revision]` can be given wherever a folder can.
 
-Files of a model come into the hub's cache, once; `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are obeyed.
+Files are downloaded once, into the hub's cache. `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are obeyed.
 """
 
 import re
@@ -14,24 +14,25 @@ from dml.errors import UserError
 
 SCHEME = "hf://"
 
-# Data alone: no pickle, no code.
+# Only data is fetched and published: no pickle, no code.
 DATA = ("*.safetensors", "*.json", "*.yaml", "*.npz", "*.png", "README.md")
 
 
 def is_address(place: object) -> bool:
-    """Whether a word is an address and no path."""
+    """Returns whether a word is an address and not a path."""
     return isinstance(place, str) and re.match(r"\w{2,}:/", place) is not None
 
 
 def folder_of(place: str | Path, files: Sequence[str] = DATA) -> Path:
-    """The folder of a place: of a path that path itself, of an address what was fetched of it.
+    """Returns the folder of a place: a path as it is, and for an address the folder with the fetched files.
 
     Args:
-        files: patterns of the names that are wanted of an address.
+        place: a path, or an address.
+        files: patterns of the names of files to fetch.
 
     Raises:
-        UserError: an address that is none; the hub does not have it, refuses, or cannot be reached while the cache has
-            nothing of it.
+        UserError: the address is malformed; or the hub does not have the model, refuses, or cannot be reached and the
+            cache has nothing of the model.
     """
     if not is_address(place):
         return Path(place)
@@ -43,7 +44,7 @@ def folder_of(place: str | Path, files: Sequence[str] = DATA) -> Path:
 
 
 def parted(address: str) -> tuple[str, str | None]:
-    """`owner/name`, and the revision where there is one. Raises UserError for what is no address of a model."""
+    """Splits an address into `owner/name` and the revision, if any. Raises UserError if it is no address of a model."""
     found = re.fullmatch(rf"{SCHEME}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if found is None:
         raise UserError(f"{address} is no address of a model: write hf://owner/name or hf://owner/name@revision.")
@@ -51,17 +52,22 @@ def parted(address: str) -> tuple[str, str | None]:
 
 
 def upload(folder: Path, address: str, message: str) -> str:
-    """Makes the model where it is not there, and puts the folder's files into it as one commit.
+    """Uploads the files of a folder to the hub as one commit. The model is made if it does not exist.
+
+    Args:
+        folder: with the files.
+        address: of the model, without a revision.
+        message: of the commit.
 
     Returns:
-        Where it can be looked at.
+        The URL of the model.
 
     Raises:
-        UserError: as `folder_of`; an address with a revision; a hub that nobody is logged in to.
+        UserError: as `folder_of`; also if the address has a revision, or nobody is logged in to the hub.
     """
     name, revision = parted(address)
     if revision is not None:
-        raise UserError(f"{address}: a model is published as its next revision: leave @{revision} out.")
+        raise UserError(f"{address}: a model is always published as its next revision; leave @{revision} out.")
     with _told(address):
         from huggingface_hub import HfApi
 
@@ -74,18 +80,18 @@ def upload(folder: Path, address: str, message: str) -> str:
 
 
 def licence_of(folder: Path) -> str | None:
-    """What the front matter of a model's card says; None where there is no card, or it says nothing."""
+    """Returns the licence in the front matter of a model's card; None if there is no card, or no licence in it."""
     said = front_matter(folder / "README.md")
     licence = said.get("license_name") if said.get("license") == "other" else said.get("license")
     return licence if isinstance(licence, str) and licence.strip() else None
 
 
 def front_matter(card: Path) -> dict[str, object]:
-    """The YAML at the beginning of a card; nothing where there is none that can be read."""
+    """Returns the YAML at the beginning of a card; empty if there is none that can be read."""
     try:
         found = re.match(r"---\n(.{0,65536}?)\n---\n", card.read_text(encoding="utf-8"), re.DOTALL)
         if found is None or any(getattr(event, "anchor", None) for event in yaml.parse(found[1], yaml.SafeLoader)):
-            return {}  # a few anchors can stand for more than memory holds
+            return {}  # a few anchors can stand for more values than fit into memory
         said = yaml.safe_load(found[1])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return {}
@@ -94,13 +100,15 @@ def front_matter(card: Path) -> dict[str, object]:
 
 @contextmanager
 def _told(address: str) -> Iterator[None]:
-    """Says what huggingface_hub raises in one sentence."""
+    """Turns errors of huggingface_hub into UserErrors."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.GatedRepoError as error:
-        raise UserError(f"{address}: its owner lets only some have it: ask on its page, then log in.") from error
+        raise UserError(
+            f"{address}: its owner restricts access: ask for it on the model's page, then log in with `hf auth login`."
+        ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{address}: the hub has no such model, or does not show it to you: check the name, or log in with "
@@ -109,14 +117,16 @@ def _told(address: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{address}: the model has no such revision: leave it out for the newest.") from error
     except errors.LocalTokenNotFoundError as error:
-        raise UserError(f"{address}: nobody is logged in to the hub: `hf auth login`, or set HF_TOKEN.") from error
+        raise UserError(
+            f"{address}: nobody is logged in to the hub: log in with `hf auth login`, or set HF_TOKEN."
+        ) from error
     except errors.HfHubHTTPError as error:
         status = int(getattr(error.response, "status_code", 0))
         what = {401: "asks who you are", 403: "does not allow it"}.get(status, f"answers {status}")
         raise UserError(f"{address}: the hub {what}: log in with `hf auth login`, or try again later.") from error
     except errors.HFValidationError as error:
         raise UserError(f"{address} is no address of a model ({_brief(error)}): write hf://owner/name.") from error
-    except Exception as error:  # of the connection, of many kinds
+    except Exception as error:  # errors of the connection are of many kinds
         if isinstance(error, UserError):
             raise
         raise UserError(

@@ -1,8 +1,8 @@
-"""The processes of a run: how many there are, which ends with which, and what each does at a signal.
+"""The processes of a run: how many there are, which process ends with which, and what each does at a signal.
 
-Most schedulers tell all processes of a job at once that they will take the machine away. The main process finishes its
-step and writes a checkpoint; for that it needs its loader workers, which leave the signals to it. How many processes
-there are, torchrun and srun say in the environment.
+Most schedulers send a signal to all processes of a job before they take the machine away. The main process then
+finishes its step and writes a checkpoint. For that it needs its loader workers, so these ignore the signal. torchrun
+and srun say by environment variables how many processes there are.
 """
 
 import os
@@ -15,14 +15,14 @@ from typing import Any
 
 from dml.errors import Interrupted, UserError
 
-SWEPT = "DML_SWEPT"  # in the environment of a sweep: the names of what is swept
+SWEPT = "DML_SWEPT"  # environment variable of a sweep: the names of the options that are swept
 
-PARENT = "DML_PARENT"  # in the environment of a process that is to end with the one that started it
+PARENT = "DML_PARENT"  # environment variable of a process that has to end with its parent: the parent's id
 
 
 @contextmanager
 def started_from_here(**variables: str) -> Iterator[dict[str, str]]:
-    """Processes that are started meanwhile have these variables in their environment, and end when this one does."""
+    """Gives processes that are started meanwhile these environment variables, and makes them end with this one."""
     own = {PARENT: str(os.getpid()), **variables}
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
@@ -36,17 +36,19 @@ def started_from_here(**variables: str) -> Iterator[dict[str, str]]:
                 os.environ[name] = value
 
 
-AT_ONCE = "DML_AT_ONCE"  # in the environment of a run: how many share the machine with it, itself included
+AT_ONCE = "DML_AT_ONCE"  # environment variable of a run: how many runs share the machine, itself included
 
 
 def share_of_the_machine(place: int, at_once: int, *, several_devices: bool = False) -> dict[str, str]:
-    """The environment of a run that is one of several at once.
+    """Returns the environment of a run that shares the machine with others.
 
-    OMP_NUM_THREADS becomes its share of the cores, unless somebody has set it. Of several GPUs it sees one, each place
-    the next, unless it takes several itself.
+    OMP_NUM_THREADS is set to its share of the cores, unless it is set already. If there are several GPUs, the run sees
+    one of them, in turn by `place`, unless it uses several itself.
 
     Args:
-        place: 0..at_once-1, which of those it is.
+        place: which of the runs it is, 0..at_once-1.
+        at_once: how many runs share the machine.
+        several_devices: whether the run uses several GPUs.
     """
     env = {**os.environ, AT_ONCE: str(at_once)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // at_once)))
@@ -57,18 +59,18 @@ def share_of_the_machine(place: int, at_once: int, *, several_devices: bool = Fa
 
 
 def runs_at_once() -> int:
-    """How many runs share the machine; 1 where nobody says so."""
+    """Returns how many runs share the machine; 1 if the environment does not say."""
     said = os.environ.get(AT_ONCE, "")
     return max(1, int(said)) if said.isascii() and said.isdigit() else 1
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them. Without torch, whose import takes longer than all else here."""
+    """Returns the GPUs by the names that CUDA_VISIBLE_DEVICES takes, without the slow import of torch."""
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in named.split(",") if name]
     try:
@@ -78,7 +80,7 @@ def _gpus() -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Makes a job or rank stop, as at SIGTERM, when the process that started it is gone."""
+    """Makes this job or rank stop, as at SIGTERM, when the process that started it is gone."""
     parent = int(os.environ.get(PARENT, "0"))
     if parent != os.getppid():
         return
@@ -87,14 +89,14 @@ def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)  # to write a checkpoint, where the others of its group are still there
+        time.sleep(30)  # time to write a checkpoint, if the other processes of its group are still there
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def stop_when_told() -> None:
-    """Makes a signal to stop end this process at once, until training begins: a training finishes its step first."""
+    """Makes a signal to stop end this process at once. Training replaces that: it finishes its step first."""
 
     def leave(number: int, frame: Any) -> None:
         no_more()
@@ -102,31 +104,36 @@ def stop_when_told() -> None:
 
     if threading.current_thread() is threading.main_thread():
         for one in STOPPING:
-            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own
+            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own handler
                 signal.signal(one, leave)
 
 
 def wait_for_the_first_rank(seconds: float = 20) -> None:
-    """All ranks find the same mistake, and rank 0 reports it. The others wait for its end: when a rank ends with an
-    error, Lightning kills those that still run, before rank 0 has said anything."""
+    """Makes other ranks wait for the end of rank 0, which reports a mistake that all ranks find. When a rank ends with
+    an error, Lightning kills the ranks that still run, and rank 0 might not have reported it yet.
+
+    Args:
+        seconds: to wait at most.
+    """
     if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
         deadline = time.monotonic() + seconds
         while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
             time.sleep(0.1)
 
 
-# Those that the system has: Windows has the first alone.
+# Signals to stop, as far as the system has them: Windows has only the first.
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
 class Signals:
-    """The first of `STOPPING` that this process got since `watch`, by its name."""
+    """Notes in `received` the name of the first signal of `STOPPING` that this process gets after `watch`."""
 
     def __init__(self) -> None:
         self.received: str | None = None
 
     def watch(self) -> None:
-        """In place of Lightning's handlers, which do not let ranks finish their step; it puts back what was before."""
+        """Installs its handlers instead of Lightning's, which do not let ranks finish their step. Lightning restores
+        the earlier ones at the end."""
         if threading.current_thread() is threading.main_thread():
             for one in STOPPING:
                 signal.signal(one, self._note)
@@ -136,7 +143,7 @@ class Signals:
 
 
 def no_more() -> None:
-    """Ignores signals to stop from now on: the process is leaving, and its parent may pass on the same signal again."""
+    """Ignores signals to stop from now on. The process is ending, and its parent may pass on the same signal again."""
     if threading.current_thread() is threading.main_thread():
         for one in STOPPING:
             signal.signal(one, signal.SIG_IGN)
@@ -144,8 +151,9 @@ def no_more() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Holds signals back meanwhile. Processes that are started begin with them held too (see `leave_to_the_parent`)."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows, which sends none
+    """Holds signals to stop and Ctrl-C back meanwhile. Processes that are started inherit that, see
+    `leave_to_the_parent`."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows does not send such signals
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGINT})
@@ -156,14 +164,14 @@ def held() -> Iterator[None]:
 
 
 def leave_to_the_parent(worker: int = 0) -> None:
-    """Makes a loader worker ignore all signals but SIGTERM from its parent, which ends it. (That its parent is gone, a
-    worker notices by itself.) To be called in a worker that was started while signals were `held`."""
+    """Makes a loader worker ignore signals to stop, except SIGTERM from its parent, which ends it. It has to be called
+    in a worker that was started while signals were `held`. A worker notices by itself when its parent is gone."""
     quiet = {*STOPPING, signal.SIGINT} - {signal.SIGTERM}
     for one in quiet:
         signal.signal(one, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, quiet)
-    if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays held, and workers end with their parent alone
+    if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays held, and workers end only with their parent
         threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
 
 
@@ -185,10 +193,11 @@ OF_SLURM = ("SLURM_NNODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SL
 
 
 def check_environment() -> None:
-    """Before Lightning is imported, which reads some of these at once.
+    """Checks the environment variables of torchrun and srun. It has to be called before Lightning is imported, which
+    reads some of them at once.
 
     Raises:
-        UserError: a variable of torchrun or srun that is no whole number.
+        UserError: a variable is not a whole number.
     """
     for name in NUMBERS:
         value = os.environ.get(name)
@@ -200,23 +209,25 @@ def check_environment() -> None:
 
 
 def processes() -> int:
-    """How many were started together. Raises as `check_environment`."""
+    """Returns how many processes were started together. Raises UserError as `check_environment`."""
     check_environment()
     return max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS"))
 
 
 def of_torchrun() -> tuple[int, int]:
-    """Processes of a machine, and machines. Raises UserError where torchrun's variables are not all there."""
+    """Returns the number of processes on each machine, and of machines, as torchrun says. Raises UserError if a
+    variable of torchrun is missing."""
     check_environment()
     _need(OF_TORCHRUN, "torchrun", "TORCHELASTIC_RUN_ID")
     return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
 
 
 def of_slurm() -> tuple[int, int]:
-    """Tasks of a machine, and machines; a single task needs no more than its number.
+    """Returns the number of tasks on each machine, and of machines, as srun says. For a single task, SLURM_NTASKS is
+    enough.
 
     Raises:
-        UserError: srun's variables are not all there, or machines have different numbers of tasks.
+        UserError: a variable of srun is missing, or machines have different numbers of tasks.
     """
     check_environment()
     tasks = int(os.environ["SLURM_NTASKS"])

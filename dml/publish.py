@@ -1,9 +1,9 @@
 """`python -m dml.publish RUN -o FOLDER [--to hf://owner/name]`: a trained embedding that others load and check.
 
-FOLDER gets the weights as safetensors, the configuration, the run's figures and every query's rank, and a model card
-that is written from the run. Nothing in it is executable, and no path of this machine is. Licences are not made up:
-what neither you nor the run says is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks
-it, and `--to` puts it on the Hugging Face hub.
+FOLDER gets the weights as safetensors, the configuration, the run's figures, every query's rank, and a model card that
+is written from the run. It holds nothing executable and no path of this machine. A licence that neither you nor the run
+states is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks it, and `--to` puts it on
+the Hugging Face hub.
 """
 
 from pathlib import Path
@@ -16,11 +16,15 @@ from dml.launch.arguments import Arguments
 def main() -> None:
     parser = Arguments(prog="python -m dml.publish", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="is made")
-    parser.add_argument("--to", metavar="hf://OWNER/NAME", help="put it on the hub too")
-    parser.add_argument("--licence", metavar="NAME", help="of the weights that you publish, such as cc-by-4.0")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder to write to; it is made"
+    )
+    parser.add_argument("--to", metavar="hf://OWNER/NAME", help="also put it on the hub")
+    parser.add_argument("--licence", metavar="NAME", help="licence of the weights you publish, such as cc-by-4.0")
     parser.add_argument("--data-licence", metavar="NAME", help="licence or terms of the training images")
-    parser.add_argument("--backbone-licence", metavar="NAME", help="of the pre-trained weights, where the run lacks it")
+    parser.add_argument(
+        "--backbone-licence", metavar="NAME", help="licence of the pre-trained weights, if the run does not know it"
+    )
     options = parser.parse_args()
     from dml.inference.publish import publish
 

@@ -1,7 +1,7 @@
 """`python -m dml.report FOLDER...`: one table of all finished runs below some folders, and plots over what was swept.
 
-Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
-summary.html, .md, .csv, .tex and .json, and figures/, go to the folder of -o; none of the runs is written to.
+Runs that differ only in seed, split, fold or repetition are one row, with mean and standard deviation. The folder of -o
+gets summary.html, .md, .csv, .tex and .json, and figures/. Nothing is written into the folders of the runs.
 """
 
 from pathlib import Path
@@ -14,10 +14,14 @@ from dml.launch.arguments import Arguments
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.report", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs or sweeps")
-    parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
-    parser.add_argument("--metric", default="test/recall@1", help="drawn over what was swept (default: %(default)s)")
-    parser.add_argument("--over", help="the only swept option to draw it over, for example method.M")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of runs or of a sweep")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="where to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--metric", default="test/recall@1", help="metric to draw over the swept options (default: %(default)s)"
+    )
+    parser.add_argument("--over", help="draw it over this swept option alone, for example method.M")
     options = parser.parse_args()
     from dml.reporting.summary import write_summary
 

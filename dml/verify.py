@@ -1,9 +1,10 @@
 """`python -m dml.verify PLACE [--data FOLDER]`: whether a published embedding is what its card says.
 
 PLACE is a folder of dml.publish, hf://owner/name, or the folder of a run. Files and tensors are compared with their
-digests, the card with the figures, the figures with every query's rank; then the test set is embedded again and all
-ranks and figures are compared. Other hardware rounds otherwise: a rank that cosines off by 1e-5 explain (1e-2 of a run
-in half precision) is no difference, nor is a figure off by 0.002. Exit code 1 if it differs.
+digests, the card with the figures, and the figures with every query's rank. Then the test set is embedded again, and
+all ranks and figures are compared. Other hardware rounds in another way: a rank that cosines off by 1e-5 explain (1e-2
+for a run in half precision) does not count as a difference, nor does a figure off by 0.002. The exit code is 1 if
+anything differs.
 """
 
 from pathlib import Path
@@ -17,7 +18,9 @@ from dml.launch.arguments import Arguments, place
 def main() -> None:
     parser = Arguments(prog="python -m dml.verify", description=__doc__)
     parser.add_argument("place", type=place, metavar="PLACE", help="folder, or hf://owner/name")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of data sets (default: $DML_DATA, else data)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="folder of data sets (default: $DML_DATA, else data)"
+    )
     parser.add_argument(
         "--batch-size", type=int, default=EMBEDDED_AT_ONCE, help="images at a time (default: %(default)s)"
     )

@@ -168,8 +168,8 @@ def test_mistakes(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.Mon
     (file,) = photographs(tmp_path / "photos", classes=1, each=1)
     out = tmp_path / "gallery.npy"
     for options, sentence in {
-        ("-o", out, "--learners"): "--learners goes into a .npz file",
-        ("-o", tmp_path / "vectors.npz", "--dtype", "float16"): "is written by one process, in float32",
+        ("-o", out, "--learners"): "--learners can be written to a .npz file only",
+        ("-o", tmp_path / "vectors.npz", "--dtype", "float16"): "can be written by one process only, and in float32",
         ("-o", out, "--batch-size", "0"): "--batch-size=0",
     }.items():
         code, said = call("embed", run, file, *options)

@@ -362,7 +362,7 @@ OFFLINE = "import sys; from dml.hub import folder_of; assert (folder_of(sys.argv
 
 REFUSED = {
     "folder_of('hf://me/nothing')": "hf://me/nothing: the hub has no such model",
-    "folder_of('hf://me/gated')": "its owner lets only some have it",
+    "folder_of('hf://me/gated')": "its owner restricts access",
     "folder_of('hf://me/empty@v9')": "the model has no such revision",
     "upload(Path('.'), 'hf://me/model', '')": "the hub asks who you are: log in",
 }
