@@ -188,15 +188,13 @@ def picture_of(file: Path) -> Image.Image:
 def opened(
     transform: Transform, batches: Sequence[Sequence[T]], picture: Callable[[T], Image.Image]
 ) -> Iterator[list[tuple[T, Tensor | str]]]:
-    """Yields batches with their opened images. The next batch is opened while one is used.
+    """Yields batches of pairs: a file, and its image `[3,S,S]` or, as str, the reason why it cannot be read. The next
+    batch is opened while one is used.
 
     Args:
         transform: turns a picture into `[3,S,S]`.
         batches: of files, or of whatever `picture` takes.
         picture: opens one of them.
-
-    Yields:
-        For each of a batch: the file, and its image `[3,S,S]` or, as str, the reason why it cannot be read.
     """
 
     def image(file: T) -> Tensor | str:
