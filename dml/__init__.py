@@ -12,13 +12,14 @@ __version__ = "0.1.0"
 
 
 def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Any:
-    """Loads a trained network and returns an `Embedder`, which embeds images: see `dml.inference.load.load`."""
-    # Imported by name: packages below that one import this module for its version, which would be a circle.
+    """Loads what a run has learned, as an `Embedder` that embeds images. See `dml.inference.load.load`."""
+    # Imported here and by name: modules of `dml.inference` import this module for its version.
     return import_module("dml.inference.load").load(place, checkpoint, device)
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    """Ends at once during imports: these turn an interrupt into other errors, and there is nothing to save yet."""
+    """Handles Ctrl-C. During an import it ends the process at once: imports take seconds and turn an interrupt into
+    other errors, and there is nothing to clean up yet."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(130)
@@ -34,8 +35,8 @@ def _at_the_end(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.__excepthook__(kind, error, traceback)
 
 
-# argv is ["-m"] while `python -m dml.x` imports its package: so this is a command, and dml is not used as a library.
+# sys.argv begins with -m only while `python -m dml.x` imports this package: it is a command then, and not a library.
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = _at_the_end
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the shell has said to ignore it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the shell has it ignored
         signal.signal(signal.SIGINT, _ctrl_c)

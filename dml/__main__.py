@@ -1,4 +1,4 @@
-"""`python -m dml`: lists the commands, one line each."""
+"""`python -m dml`: all commands, one line each."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ from dml.errors import UserError
 
 
 def commands() -> dict[str, str]:
-    """Returns what each command does: module name -> first line of its docstring, for modules that can be started."""
+    """Returns what each command is for, by the name of its module. It is the first line of the module's docstring."""
     package, found = Path(__file__).parent, {}
     for path in sorted(package.rglob("*.py")):
         text = path.read_text()

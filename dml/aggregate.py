@@ -1,7 +1,7 @@
-"""`python -m dml.aggregate FOLDER...`: MAP@R and other metrics over the trainings of MLRC's folds.
+"""`python -m dml.aggregate FOLDER...`: the result of MLRC's trainings, all folds together.
 
-The model of each training is tested alone (separated), and the embeddings of one model of each fold are put side by
-side (concatenated).
+A collection has one training of each fold. Its metrics are either the mean of those of its trainings (separated), or
+those of one embedding that has the embeddings of its trainings side by side (concatenated).
 """
 
 from pathlib import Path
@@ -14,8 +14,10 @@ from dml.launch.arguments import Arguments
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.aggregate", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of runs or sweeps")
-    parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of runs or of a sweep")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="where to write (default: %(default)s)"
+    )
     options = parser.parse_args()
     from dml.analysis.mlrc import write_aggregate
 

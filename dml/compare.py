@@ -1,9 +1,9 @@
 """`python -m dml.compare RUN_A RUN_B`: by how much two runs differ on the same queries, and how sure that is.
 
-It gives two intervals: by a paired bootstrap over test classes, and by one over images. Print the first. Another test
-set would have other classes, and images of one class are not independent, so the interval over images is too narrow.
-For a folder of several runs (seeds or folds), each query counts with its mean over the runs. No interval includes how
-much runs vary with their seed.
+It makes a paired bootstrap over test classes, and one over images. Images of one class are not independent, and another
+test set would bring other classes. So the interval over classes is the one to report; the one over images is too
+narrow. For a folder of several runs (seeds or folds), each query counts with its mean over the runs. Neither interval
+contains how much runs differ by their seed.
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ def main() -> None:
     )
     parser.add_argument("b", type=place, metavar="RUN_B")
     parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
-    parser.add_argument("--out", type=Path, help="default: compared_with_<RUN_A> in RUN_B")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="folder to write to (default: compared_with_<RUN_A> in RUN_B)")
     options = parser.parse_args()
     from dml.analysis.comparison import compare
 

@@ -1,12 +1,12 @@
-"""`python -m dml.dashboard --project P`: a W&B workspace with the panels that compare methods, and a report of them.
+"""`python -m dml.dashboard --project P`: a W&B workspace with panels that compare methods, and a report of them.
 
-Runs are shown by group: runs that are repetitions of each other are one line with its standard deviation. Without a key
-for W&B, or with --print, both are built and checked, and their definitions printed.
+Runs are shown by group: runs that differ only in their repetition are one line with its standard deviation. Without a
+W&B key, or with --print, nothing is sent: both are built and checked, and their definitions are printed.
 
     python -m dml.dashboard --project P --sweep-file sweep.yaml method=abe method.M=1,2,4 seed=0,1
 
-writes a file for `wandb sweep` (or prints it, with --print). The options are those of a sweep, as after
-`python -m dml.run -m`. This needs no key.
+writes a sweep as a file for `wandb sweep`; with --print it is printed instead. The options are those that would follow
+`python -m dml.run -m`. It needs no key.
 """
 
 from pathlib import Path
@@ -20,10 +20,10 @@ from dml.launch.arguments import Arguments
 def main() -> None:
     parser = Arguments(prog="python -m dml.dashboard", description=__doc__)
     parser.add_argument("--project", required=True, help="W&B project, as in logger.wandb.project")
-    parser.add_argument("--entity", help="user or team; default: yours")
-    parser.add_argument("--name", default="Methods compared", help="name of the workspace and of the report")
+    parser.add_argument("--entity", help="W&B user or team (default: yours)")
+    parser.add_argument("--name", default="Methods compared", help="name of the workspace and the report")
     parser.add_argument("--print", action="store_true", dest="only_print", help="print the definition, send nothing")
-    parser.add_argument("--sweep-file", type=Path, metavar="FILE", help="write a sweep instead")
+    parser.add_argument("--sweep-file", type=Path, metavar="FILE", help="write a sweep to this file instead")
     parser.add_argument("overrides", nargs="*", metavar="OPTION=VALUE,VALUE", help="options of the sweep")
     options = parser.parse_intermixed_args()
     for option in ("project", "name"):
@@ -31,7 +31,8 @@ def main() -> None:
             raise UserError(f"--{option} is empty: give a name.")
     if wrong := set(options.project) & set("/\\#?%:"):
         raise UserError(
-            f"--project {options.project} has {' '.join(sorted(wrong))}, which W&B does not allow: choose another."
+            f"--project {options.project} holds {' '.join(sorted(wrong))}, which W&B does not allow in the name of a "
+            "project: leave it out."
         )
     if options.sweep_file is not None:
         from dml.launch.wandb_sweep import write_sweep

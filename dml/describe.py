@@ -1,6 +1,7 @@
 """`python -m dml.describe`: the model of a configuration, without its data: stages, learners, parameters, flops.
 
-Flops are multiply-adds for one image at `image_size`. The last line is a JSON object with the totals.
+One flop is one multiply-add; they are counted for one image of `image_size`. The last line is a JSON object with the
+totals.
 """
 
 from omegaconf import DictConfig

@@ -1,7 +1,7 @@
-"""Communication between ranks: gathers the global batch for a loss, and divides an evaluation among the ranks.
+"""Communication between ranks: losses see the global batch on every rank, and an evaluation is divided among them.
 
-Lightning's `all_gather(sync_grads=True)` was passed over: it rests on `torch.distributed.nn.functional`,
-for which current torch gives a deprecation warning at every step.
+All functions also work in a single process. Lightning's `all_gather(sync_grads=True)` was passed over: it uses
+`torch.distributed.nn.functional`, for which current torch prints a deprecation warning at every step.
 """
 
 from collections.abc import Sequence
@@ -40,10 +40,8 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """Gathers `[b,...]` of every rank to `[B,...]` in rank order, without gradient; a single process gets `rows` back.
-
-    All ranks need the same b.
-    """
+    """Gathers `[b,...]` of every rank into `[B,...]` in rank order, without gradient; b has to be equal on all ranks.
+    In a single process it returns `rows` itself."""
     if not _several():
         return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
@@ -52,12 +50,12 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Gathers `[b,...]` of every rank to `[B,...]` in rank order, with gradients; a single process gets `rows` back.
+    """Gathers `[b,...]` of every rank into `[B,...]` in rank order, with gradient to every rank's part; b has to be
+    equal on all ranks. In a single process it returns `rows` itself.
 
-    All ranks need the same b. In the backward pass the losses of all ranks, which are equal, send gradients to this
-    rank's rows, and these are summed. The sum is world size times the gradient of one loss; when DDP averages the
-    gradients of parameters, it divides by the world size again. Two ranks with half the batch each therefore take the
-    step of one rank with the whole batch.
+    All ranks compute the same loss. The backward pass sums the gradients that these losses send to this rank's rows,
+    which is world size times the gradient of one loss. DDP averages the gradients of parameters, which divides by the
+    world size again. So two ranks with half the batch each take the same step as one rank with the whole batch.
     """
     if not _several():
         return rows
@@ -65,23 +63,21 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def host_group() -> ProcessGroup | None:
-    """Makes a group of all processes that communicates through host memory (gloo).
+    """Makes a group of all processes that communicates through the CPU. All processes have to call it.
 
-    Returns None for a single process, or if the default group already uses gloo. All processes have to call it.
+    Returns:
+        The group; None if the default group does so already, or if there is a single process.
     """
     if not _several() or get_backend() == "gloo":
         return None
     group = new_group(backend="gloo")
-    assert isinstance(group, ProcessGroup)  # every process is a member
+    assert isinstance(group, ProcessGroup)  # since every process is a member
     return group
 
 
 def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
-    """Tells every rank whether `found` is true on at least one rank, without waiting for a device.
-
-    Args:
-        group: what `host_group` returned.
-    """
+    """Returns on every rank whether any rank found something, without waiting for a device. For `group` see
+    `host_group`."""
     if not _several():
         return found
     ranks = torch.tensor(int(found))
@@ -90,7 +86,7 @@ def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
 
 
 def of_first(value: Tensor) -> Tensor:
-    """Returns the first rank's value on all ranks. Shape and type have to be the same on all."""
+    """Returns the first rank's value, of any shape, on all ranks."""
     if not _several():
         return value
     told = value.clone()
@@ -103,30 +99,29 @@ def _several() -> bool:
 
 
 def is_first() -> bool:
-    """Returns whether this is the first process of the run. Works before the process group exists, too."""
+    """Returns whether this is the first process of the run, also before the processes form a group."""
     return not getattr(rank_zero_only, "rank", 0)
 
 
 def rank_shard(tiles: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns the tiles of this rank: of n ranks, rank r has tiles r, r + n, r + 2n, ...; a single process has all."""
+    """Returns this rank's share of the tiles: of n ranks, rank r has tiles r, r + n, r + 2n and so on. A single process
+    has all."""
     return tiles[get_rank() :: get_world_size()] if is_initialized() else tiles
 
 
 def sum_of_shards(values: Tensor) -> Tensor:
-    """Adds up the values of all ranks, on all ranks.
-
-    Each rank computes its share and leaves zeros elsewhere, so the sum is exact.
-    """
+    """Combines values that each rank computed for its share and left at zero elsewhere. All ranks get the exact
+    result."""
     if not _several():
         return values
-    # NCCL can only send tensors on the GPU.
+    # NCCL sends only what is on the GPU.
     there = values.to("cuda") if get_backend() == "nccl" else values.clone()
     all_reduce(there)
     return there.to(values.device)
 
 
 def from_all_ranks(found: T) -> list[T]:
-    """Returns the values of all ranks in rank order, on all ranks. Values are plain containers and arrays."""
+    """Returns what each rank found, in rank order, on all ranks. It may be plain containers and arrays."""
     if not _several():
         return [found]
     of_ranks: list[Any] = [None] * get_world_size()

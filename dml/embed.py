@@ -1,10 +1,12 @@
-"""`python -m dml.embed RUN IMAGES... -o vectors.npz`: embeddings of any images by a trained run.
+"""`python -m dml.embed RUN IMAGES... -o vectors.npz`: the embeddings of any images by a trained run.
 
-N images, L learners, d width of one learner, D = L*d. A .npz file has `embeddings [N,D]` float32 of unit norm, the
-learners side by side; `paths [N]` in the same order; `weights`, a digest of the network; `checksum` of all these; and
-with --learners also `learners [N,L,d]`, each of unit norm. With -o gallery.npy only one batch at a time is in memory:
-gallery.npy is `[N,D]`, gallery.parquet has the paths, gallery.json the digest. If it is killed, the same line resumes
-it. `torchrun --nproc-per-node 4 -m dml.embed ...` divides the images among four devices.
+N images, L learners, d width of one learner, D = L*d. A .npz file holds `embeddings [N,D]` float32 of unit norm, which
+are the learners side by side; `paths [N]`, in the same order; `weights`, a digest of the weights; `checksum`, of all
+this; and with --learners `learners [N,L,d]`, each of unit norm.
+
+With -o gallery.npy, memory holds one batch at a time: gallery.npy is `[N,D]`, gallery.parquet has the paths, and
+gallery.json the digest. If the command is killed, the same command continues. `torchrun --nproc-per-node 4 -m dml.embed
+...` divides the images among four devices.
 """
 
 from pathlib import Path
@@ -20,18 +22,16 @@ from dml.process import processes
 def main() -> None:
     parser = Arguments(prog="python -m dml.embed", description=__doc__)
     parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="files, or folders of them")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help="vectors.npz or gallery.npy")
-    parser.add_argument("--learners", action="store_true", help="also write each learner")
-    parser.add_argument(
-        "--dtype", choices=("float32", "float16"), default="float32", help="of the vectors in a .npy file"
-    )
+    parser.add_argument("--learners", action="store_true", help="also write the embedding of each learner")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="number type of a .npy file")
     embedding_options(parser)
     options = parser.parse_args()
     run = folder_of(options.run)
     if options.out.suffix == ".npy":
         if options.learners:
-            raise UserError("--learners goes into a .npz file: name one with -o, or leave --learners out.")
+            raise UserError("--learners can be written to a .npz file only: name one with -o.")
         from dml.inference.streaming import write_gallery
 
         write_gallery(
@@ -46,7 +46,9 @@ def main() -> None:
         )
         return
     if processes() > 1 or options.dtype != "float32":
-        raise UserError(f"{options.out} is written by one process, in float32: otherwise name a .npy file with -o.")
+        raise UserError(
+            f"{options.out} can be written by one process only, and in float32: for more name a .npy file with -o."
+        )
     from dml.inference.embedding import write_embeddings
 
     write_embeddings(

@@ -1,8 +1,8 @@
-"""How commands end: exit codes, the exception for mistakes of the user, and errors of the system.
+"""Exit codes of the commands, the exception for mistakes of the user, and the meaning of errors of the system.
 
-Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, in one
-sentence; 75 stopped by a signal, with a checkpoint if training had begun; 130 Ctrl-C; 141 the program that reads the
-output has ended. After all but 2 the same command resumes.
+Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, told in one
+sentence; 75 stopped by a signal, with a checkpoint if training had begun; 130 Ctrl-C; 141 nobody reads the output any
+more. After all of them but 2, the same command continues the work.
 """
 
 import errno
@@ -15,9 +15,9 @@ from typing import NoReturn
 
 
 def stop(sentence: str) -> NoReturn:
-    """Prints the sentence and exits with code 2. Of several processes only the first prints it."""
+    """Ends the process with exit code 2. If there are several processes, only the first one prints the sentence."""
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
-    if rank == "0" or not rank.isdigit():  # if the rank is no number, that is the mistake that the sentence names
+    if rank == "0" or not rank.isdigit():  # if the rank is not a number, that is the mistake to print
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)
 
@@ -28,7 +28,7 @@ OUT_OF_MEMORY = re.compile("allocate memory|out of memory")
 
 
 class Interrupted(Exception):
-    """A signal stopped the run, after its state was saved."""
+    """A signal asked the run to stop, and its state is saved."""
 
 
 class UserError(ValueError):
@@ -39,11 +39,12 @@ class UserError(ValueError):
 
 
 class Unfaithful(Exception):
-    """An exported network gives other embeddings than its run. Commands print the sentence and exit with code 1."""
+    """Something exported or published is not what the run is. The command prints the sentence; the exit code is 1."""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error and the errors that led to it, each once: their chain can be a circle."""
+    """Yields an error and the errors that led to it, each once: with `raise ... from None` the chain can be a
+    circle."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -53,7 +54,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Turns an error for lack of memory into a UserError."""
+    """Turns an out-of-memory error that is raised meanwhile into a UserError."""
     try:
         yield
     except UserError:
@@ -69,13 +70,13 @@ def enough_memory() -> Iterator[None]:
 
 
 def no_room(error: BaseException | None) -> bool:
-    """Returns whether a full disk or a quota caused an error, also behind an error of torch."""
+    """Returns whether a full disk or a quota caused an error. torch wraps the system's error in one of its own."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
 
 
 def no_permission(error: BaseException | None) -> str | None:
-    """Returns the file that may not be read or written, if that caused an error; else None."""
+    """Returns the file for which an error says that permission is missing; None for other errors."""
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and cause.filename:
             return str(cause.filename)

@@ -1,7 +1,7 @@
 """`python -m dml.experiment COMMAND`: the tables and figures of the papers, published and measured.
 
-Each is a file experiments/PAPER/NAME.yaml. NAME is abe/table1, a whole paper (abe), or all. Trainings are written to
---out and can be resumed. If several tables need the same training, it is run once.
+Each table or figure is a file experiments/PAPER/NAME.yaml. NAME below is abe/table1, a whole paper (abe), or all.
+Trainings are kept in --out. They can be resumed, and tables that need the same training share it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from dml.launch.arguments import Arguments
 
 
 def arguments() -> Arguments:
-    """Returns the parser, with all subcommands and their options."""
+    """Returns the parser of the command line: the subcommands with their options."""
     parser = Arguments(prog="python -m dml.experiment", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -22,16 +22,16 @@ def arguments() -> Arguments:
         one.add_argument("names", nargs=names, metavar="NAME", help="abe/table1, a paper (abe), or all")
         return one
 
-    add("list", "list experiments, and how much of each was measured", "*")
+    add("list", "list the experiments, and how much of each was measured", "*")
     run = add("run", "train the rows that are not trained yet", "+")
-    smoke = add("smoke", "train a step of each row, on miniature data", "*")
-    record = add("record", "write what finished trainings measured into experiments/, with commit and hardware", "+")
-    report = add("report", "write one page of the experiments: published, measured, difference", "*")
+    smoke = add("smoke", "train one step of each row, on miniature data", "*")
+    record = add("record", "keep the measured figures in experiments/, with commit and hardware", "+")
+    report = add("report", "write a page with published figures, measured ones, and their difference", "*")
     add("table", "print what was measured as Markdown tables", "+")
     for one in (run, smoke):
         one.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these rows, of one experiment")
     for one in (run, record):
-        what = "options to change in every row, as for a shorter training"
+        what = "options to change in every row, such as a shorter training"
         one.add_argument("--set", dest="changes", nargs="+", default=[], metavar="OPTION=VALUE", help=what)
     for one, what in (
         (run, "folder of trainings"),
@@ -41,22 +41,19 @@ def arguments() -> Arguments:
         what += " (default: %(default)s)"
         one.add_argument("--out", type=Path, default=EXPERIMENTS, metavar="FOLDER", help=what)
     run.add_argument(
-        "--seeds", nargs="+", type=int, default=[], metavar="SEED", help="used instead of the experiment's"
+        "--seeds", nargs="+", type=int, default=[], metavar="SEED", help="seeds instead of the experiment's"
     )
     run.add_argument(
-        "--launcher",
-        choices=LAUNCHERS,
-        default="basic",
-        help="Hydra's launcher for the seeds of a row (default: %(default)s)",
+        "--launcher", choices=LAUNCHERS, default="basic", help="launcher of the seeds (default: %(default)s)"
     )
     run.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="trainings that run at once (default: %(default)s)"
+        "--jobs", type=int, default=1, metavar="N", help="trainings at the same time (default: %(default)s)"
     )
     either = run.add_mutually_exclusive_group()
-    either.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
-    either.add_argument("--record", action="store_true", help="record finished trainings afterwards")
+    either.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
+    either.add_argument("--record", action="store_true", help="record it afterwards")
     record.add_argument(
-        "--sizes", action="store_true", help="record exact parameters and flops instead, without training"
+        "--sizes", action="store_true", help="record exact parameters and flops instead; needs no training"
     )
     return parser
 

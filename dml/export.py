@@ -1,9 +1,9 @@
-"""`python -m dml.export RUN [-o FOLDER] [--format onnx|torch|both]`: a trained network that runs without dml.
+"""`python -m dml.export RUN [-o FOLDER] [--format onnx|torch|both]`: a trained embedding that can be used without dml.
 
 model.pt2 (`torch.export.load(path).module()`) and model.onnx map images `[B,3,H,W]` in 0..1, of the run's image_size,
-to embeddings `[B,D]` of unit norm, for any B; they normalise images by the backbone's mean and deviation themselves.
-After writing, they are read again and compared with the run on random images. model.json says, among other things, how
-images have to be transformed first.
+to embeddings `[B,D]` of unit norm, for any B. They include the normalisation by the backbone's mean and deviation. Each
+file is read again and compared with the run on random images. model.json describes the model, and how to prepare an
+image for it.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from dml.launch.arguments import Arguments, beside, place
 def main() -> None:
     parser = Arguments(prog="python -m dml.export", description=__doc__)
     parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
-    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="default: RUN/export")
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: RUN/export)")
     parser.add_argument("--format", choices=("onnx", "torch", "both"), default="both", help="default: %(default)s")
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
     options = parser.parse_args()

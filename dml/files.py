@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, and reads files of strangers as data, without running code in them."""
+"""Files: writing them whole or not at all, and reading files of strangers as data, so that no code in them is run."""
 
 import errno
 import json
@@ -27,11 +27,11 @@ log = logging.getLogger("dml")
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 NETWORK, CONFIG = "model.safetensors", "config.yaml"
-LARGEST, DEEPEST = 1 << 20, 50  # limits of a YAML file, in bytes and levels; a run's has some thousand and five
+LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file; those of runs have some thousand bytes and 5 levels
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Writes a file under another name and renames it: a kill or a power cut leaves the old file or the new one."""
+    """Writes a temporary file and renames it. A kill or a power cut leaves either the old or the new file, whole."""
     with atomic_path(path) as new, new.open("w") as file:
         file.write(content)
         file.flush()
@@ -40,7 +40,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Gives a path to write to. At the end it is renamed to `path`, or removed if writing failed."""
+    """Gives a temporary path to write to. It is renamed to `path` at the end, or removed if writing failed."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield new
@@ -52,15 +52,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]:
-    """Locks a file: only one process at a time can hold it. The file is removed at the end.
+    """Holds a lock meanwhile, so that only one process at a time goes on. The lock ends with the process, however that
+    ends.
 
-    The lock ends with the process, however that ends. On a file system without locks nothing is locked, and a warning
-    says so.
+    On a file system without locks nothing is held, and a warning is logged.
 
     Args:
-        path: of the file, which serves only as the lock.
-        taken: called if another process holds the lock. If it returns, this process waits for the lock; it may raise an
-            error instead.
+        path: of the lock file, which is removed at the end.
+        taken: called if another process holds the lock. It may raise an error; if it returns, this process waits.
 
     Raises:
         OSError: the file cannot be made.
@@ -76,7 +75,7 @@ def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
             raise
-        log.warning("%s cannot be locked (%s): make sure that no second process writes there.", path.parent, error)
+        log.warning("%s cannot be locked (%s): make sure that no other process writes there.", path.parent, error)
     try:
         yield
     finally:
@@ -87,16 +86,17 @@ def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]
 
 
 def torn(folder: Path, suffix: str) -> list[Path]:
-    """Finds the files that `atomic_path` left unfinished when a process was killed, with names that end in `suffix`."""
+    """Returns temporary files of `atomic_path` that a kill left in a folder, for files whose names end in `suffix`."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
     return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
 
 
 class WholeCheckpoints(TorchCheckpointIO):
-    """Plugin that writes a checkpoint under another name, flushes it to the disk and renames it; keeps the one before.
+    """Saves checkpoints to a temporary file, flushes it to the disk, and renames it. The previous `last.ckpt` is kept
+    as `previous.ckpt`.
 
-    Lightning's own saving goes through fsspec's transaction, which moves the file from a temporary folder: across
-    file systems that is a copy, and a kill leaves half of it.
+    Lightning's own saving moves the file from a temporary folder. Between file systems that is a copy, of which a kill
+    leaves half.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -112,7 +112,7 @@ class WholeCheckpoints(TorchCheckpointIO):
 
 
 def sound(path: Path) -> bool:
-    """Returns whether a checkpoint exists and is undamaged, by the checksums of its parts."""
+    """Returns whether a checkpoint exists and is whole, by the checksums of all its parts."""
     try:
         with ZipFile(path) as parts:
             return parts.testzip() is None
@@ -121,13 +121,15 @@ def sound(path: Path) -> bool:
 
 
 def read_tensors(path: Path, *, mmap: bool = False) -> Any:
-    """Reads a file of `torch.save` or a `.safetensors` file to the CPU: tensors and plain containers, never code.
+    """Reads a file of `torch.save`, or a `.safetensors` file, to the CPU. Only tensors and plain containers are read,
+    so no code in the file is run.
 
     Args:
-        mmap: whether parts of it are read only when they are used.
+        path: of the file.
+        mmap: map the file into memory, so that parts are read when they are used.
 
     Raises:
-        UserError: it cannot be read, or is neither.
+        UserError: it cannot be read, or is no such file.
     """
     safe = path.suffix == ".safetensors"
     try:
@@ -136,14 +138,14 @@ def read_tensors(path: Path, *, mmap: bool = False) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
     except SafetensorError as error:
         raise UserError(f"{path} is no safetensors file ({error}): use another.") from error
-    except Exception as error:  # on foreign bytes, torch raises whatever error its parsers run into
+    except Exception as error:  # for a foreign file, torch's parsers raise errors of any kind
         raise UserError(
             f"{path} is not a checkpoint that torch.load reads with weights_only=True: use another."
         ) from error
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file. Raises UserError if it cannot be read or is not valid JSON."""
+    """Reads a JSON file. Raises UserError if it cannot be read or is no JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -153,16 +155,18 @@ def read_json(path: Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Reads a YAML file as plain containers. References (`${...}`) stay as they are.
+    """Reads a YAML file into plain containers; OmegaConf's references are not resolved.
 
-    Anchors are refused: a few lines of them can stand for more values than fit into memory.
+    It refuses what no file of ours has. Anchors are refused because a few lines of them can stand for more values than
+    fit into memory.
 
     Raises:
-        UserError: it cannot be read, is not YAML, has anchors, is larger than 1 MiB, or is nested deeper than 50.
+        UserError: the file cannot be read, is no YAML, has anchors, is larger than 1 MiB, or is nested deeper than 50
+            levels.
     """
     try:
         if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, more than any configuration: it is not read.")
+            raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, unlike any file of a run: it is not read.")
         text = path.read_text(encoding="utf-8")
         depth = 0
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -181,17 +185,18 @@ def read_yaml(path: Path) -> Any:
 
 
 def refers(node: Any) -> bool:
-    """Returns whether plain containers have a reference of OmegaConf (`${...}`), which can grow like an anchor."""
+    """Returns whether plain containers hold a reference of OmegaConf's, which can grow as anchors can."""
     if isinstance(node, dict):
         return any(refers(part) for part in (*node.keys(), *node.values()))
     return any(map(refers, node)) if isinstance(node, list | tuple) else isinstance(node, str) and "${" in node
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint of a run to the CPU, parts of it only when they are used; or a file of `write_network`.
+    """Reads a checkpoint of a run to the CPU; its tensors are read when they are used. A file that `write_network`
+    wrote is returned in the form of a checkpoint.
 
     Raises:
-        UserError: it is damaged, or no checkpoint of a run.
+        UserError: it is no checkpoint of a run, or is damaged.
     """
     if path.name == NETWORK:
         return _network(path)
@@ -203,28 +208,31 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(name in content for name in parts):
         raise UserError(f"{path} is no checkpoint of a run, or damaged: it lacks one of {', '.join(parts)}.")
     if not isinstance(content["state_dict"], dict) or not _of_a_run(content["config"]):
-        raise UserError(f"{path} is no checkpoint of a run, or damaged: it has no configuration of one.")
+        raise UserError(f"{path} is no checkpoint of a run, or damaged: it has no configuration of a run.")
     return content
 
 
 def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], step: int) -> None:
-    """Writes a trained network without a pickle: `model.safetensors`, and `config.yaml` to build it from.
+    """Writes a trained network without a pickle: `model.safetensors`, and `config.yaml`, from which the network is
+    built again.
 
     Args:
-        tensors: on the CPU; no two may share memory.
-        config: plain containers, without references.
-        step: of the training; it goes into the metadata of `model.safetensors`.
+        folder: where to write.
+        tensors: by name, on the CPU; no two may share memory.
+        config: plain containers, without OmegaConf's references.
+        step: of the training, written into the metadata of the weights.
     """
     write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
     laid_out = {name: value.contiguous() for name, value in tensors.items()}
     with atomic_path(folder / NETWORK) as new:
-        new.write_bytes(save(laid_out, metadata={"format": "pt", "step": str(step)}))  # its save_file hides the file
+        # Not save_file, whose file only its owner can read.
+        new.write_bytes(save(laid_out, metadata={"format": "pt", "step": str(step)}))
 
 
 def _network(path: Path) -> dict[str, Any]:
     tensors, config = read_tensors(path), read_yaml(path.with_name(CONFIG))
     if not _of_a_run(config) or refers(config):
-        raise UserError(f"{path.with_name(CONFIG)} is no configuration of a run: fetch the folder again.")
+        raise UserError(f"{path.with_name(CONFIG)} is not the configuration of a run: fetch the folder again.")
     with safe_open(path, "pt") as file:
         step = (file.metadata() or {}).get("step", "0")
     return {
@@ -236,6 +244,6 @@ def _network(path: Path) -> dict[str, Any]:
 
 
 def _of_a_run(config: Any) -> bool:
-    """Returns whether plain containers have the parts of a run's configuration."""
+    """Returns whether plain containers are the configuration of a run in the form in which it is saved."""
     parts = ("runtime", "method", "backbone", "head", "loss", "trainer", "paths", "protocol", "dataset")
     return isinstance(config, dict) and all(isinstance(config.get(part), dict) for part in parts)

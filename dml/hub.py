@@ -1,7 +1,6 @@
-"""Models of the Hugging Face hub: `hf://owner/name[@revision]` can be given wherever a folder can.
+"""Models on the Hugging Face hub. An address `hf://owner/name[@revision]` can be given wherever a folder can.
 
-Files of a model are downloaded once, into the hub's cache. `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE`
-are obeyed.
+Files are downloaded once, into the hub's cache. `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN` and `HF_HUB_OFFLINE` are obeyed.
 """
 
 import re
@@ -15,24 +14,25 @@ from dml.errors import UserError
 
 SCHEME = "hf://"
 
-# Only data is downloaded: no pickle, no code.
+# Only data is fetched and published: no pickle, no code.
 DATA = ("*.safetensors", "*.json", "*.yaml", "*.npz", "*.png", "README.md")
 
 
 def is_address(place: object) -> bool:
-    """Returns whether a word is an address, and not a path."""
+    """Returns whether a word is an address and not a path."""
     return isinstance(place, str) and re.match(r"\w{2,}:/", place) is not None
 
 
 def folder_of(place: str | Path, files: Sequence[str] = DATA) -> Path:
-    """Returns the folder of a place: a path as it is; for an address, the folder that it was downloaded to.
+    """Returns the folder of a place: a path as it is, and for an address the folder with the fetched files.
 
     Args:
-        files: patterns of the files to download.
+        place: a path, or an address.
+        files: patterns of the names of files to fetch.
 
     Raises:
-        UserError: the address is malformed, or the hub does not have the model, refuses it, or cannot be reached
-            while the cache does not have it.
+        UserError: the address is malformed; or the hub does not have the model, refuses, or cannot be reached and the
+            cache has nothing of the model.
     """
     if not is_address(place):
         return Path(place)
@@ -44,7 +44,7 @@ def folder_of(place: str | Path, files: Sequence[str] = DATA) -> Path:
 
 
 def parted(address: str) -> tuple[str, str | None]:
-    """Splits an address into `owner/name` and revision, None without one. Raises UserError if it is malformed."""
+    """Splits an address into `owner/name` and the revision, if any. Raises UserError if it is no address of a model."""
     found = re.fullmatch(rf"{SCHEME}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", address)
     if found is None:
         raise UserError(f"{address} is no address of a model: write hf://owner/name or hf://owner/name@revision.")
@@ -52,17 +52,22 @@ def parted(address: str) -> tuple[str, str | None]:
 
 
 def upload(folder: Path, address: str, message: str) -> str:
-    """Uploads the files of a folder to a model of the hub as one commit. Creates the model if there is none.
+    """Uploads the files of a folder to the hub as one commit. The model is made if it does not exist.
+
+    Args:
+        folder: with the files.
+        address: of the model, without a revision.
+        message: of the commit.
 
     Returns:
-        The address of the model's page.
+        The URL of the model.
 
     Raises:
-        UserError: as `folder_of`, or the address has a revision, or nobody is logged in to the hub.
+        UserError: as `folder_of`; also if the address has a revision, or nobody is logged in to the hub.
     """
     name, revision = parted(address)
     if revision is not None:
-        raise UserError(f"{address}: a model is always published as its next revision: leave @{revision} out.")
+        raise UserError(f"{address}: a model is always published as its next revision; leave @{revision} out.")
     with _told(address):
         from huggingface_hub import HfApi
 
@@ -75,14 +80,14 @@ def upload(folder: Path, address: str, message: str) -> str:
 
 
 def licence_of(folder: Path) -> str | None:
-    """Returns the licence in the front matter of a model's card; None if there is no card or it gives none."""
+    """Returns the licence in the front matter of a model's card; None if there is no card, or no licence in it."""
     said = front_matter(folder / "README.md")
     licence = said.get("license_name") if said.get("license") == "other" else said.get("license")
     return licence if isinstance(licence, str) and licence.strip() else None
 
 
 def front_matter(card: Path) -> dict[str, object]:
-    """Reads the YAML at the beginning of a model's card; empty if there is none, or it cannot be read."""
+    """Returns the YAML at the beginning of a card; empty if there is none that can be read."""
     try:
         found = re.match(r"---\n(.{0,65536}?)\n---\n", card.read_text(encoding="utf-8"), re.DOTALL)
         if found is None or any(getattr(event, "anchor", None) for event in yaml.parse(found[1], yaml.SafeLoader)):
@@ -95,14 +100,14 @@ def front_matter(card: Path) -> dict[str, object]:
 
 @contextmanager
 def _told(address: str) -> Iterator[None]:
-    """Turns an error of huggingface_hub into a UserError of one sentence."""
+    """Turns errors of huggingface_hub into UserErrors."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.GatedRepoError as error:
         raise UserError(
-            f"{address}: its owner restricts access: ask for it on the page of the model, then log in."
+            f"{address}: its owner restricts access: ask for it on the model's page, then log in with `hf auth login`."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
@@ -112,7 +117,9 @@ def _told(address: str) -> Iterator[None]:
     except errors.RevisionNotFoundError as error:
         raise UserError(f"{address}: the model has no such revision: leave it out for the newest.") from error
     except errors.LocalTokenNotFoundError as error:
-        raise UserError(f"{address}: nobody is logged in to the hub: `hf auth login`, or set HF_TOKEN.") from error
+        raise UserError(
+            f"{address}: nobody is logged in to the hub: log in with `hf auth login`, or set HF_TOKEN."
+        ) from error
     except errors.HfHubHTTPError as error:
         status = int(getattr(error.response, "status_code", 0))
         what = {401: "asks who you are", 403: "does not allow it"}.get(status, f"answers {status}")

@@ -1,8 +1,8 @@
-"""The processes of a run: how many there are, which of them end together, and what each does at a signal.
+"""The processes of a run: how many there are, which process ends with which, and what each does at a signal.
 
-Before most schedulers stop a job, they send a signal to all its processes at once. The main process then finishes its
-step and writes a checkpoint. It needs its loader workers for that, so these ignore the signal. torchrun and srun tell
-the number of processes by environment variables.
+Most schedulers send a signal to all processes of a job before they take the machine away. The main process then
+finishes its step and writes a checkpoint. For that it needs its loader workers, so these ignore the signal. torchrun
+and srun say by environment variables how many processes there are.
 """
 
 import os
@@ -17,12 +17,12 @@ from dml.errors import Interrupted, UserError
 
 SWEPT = "DML_SWEPT"  # environment variable of a sweep: the names of the options that are swept
 
-PARENT = "DML_PARENT"  # environment variable of a process that has to end with its parent: the number of the parent
+PARENT = "DML_PARENT"  # environment variable of a process that has to end with its parent: the parent's id
 
 
 @contextmanager
 def started_from_here(**variables: str) -> Iterator[dict[str, str]]:
-    """Gives processes that are started inside the block these environment variables; they end when this one ends."""
+    """Gives processes that are started meanwhile these environment variables, and makes them end with this one."""
     own = {PARENT: str(os.getpid()), **variables}
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
@@ -40,15 +40,15 @@ AT_ONCE = "DML_AT_ONCE"  # environment variable of a run: how many runs share th
 
 
 def share_of_the_machine(place: int, at_once: int, *, several_devices: bool = False) -> dict[str, str]:
-    """Returns the environment for one of several runs that share the machine.
+    """Returns the environment of a run that shares the machine with others.
 
-    OMP_NUM_THREADS is its share of the cores, unless it is set already. If there are several GPUs, the run sees one of
-    them; runs get them in turn.
+    OMP_NUM_THREADS is set to its share of the cores, unless it is set already. If there are several GPUs, the run sees
+    one of them, in turn by `place`, unless it uses several itself.
 
     Args:
-        place: which of the runs it is, 0 to at_once - 1.
+        place: which of the runs it is, 0..at_once-1.
         at_once: how many runs share the machine.
-        several_devices: whether the run uses several GPUs itself; it then sees all.
+        several_devices: whether the run uses several GPUs.
     """
     env = {**os.environ, AT_ONCE: str(at_once)}
     env.setdefault("OMP_NUM_THREADS", str(max(1, cores() // at_once)))
@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def _gpus() -> list[str]:
-    """Returns the GPUs, named as in CUDA_VISIBLE_DEVICES. It does without torch, which takes long to import."""
+    """Returns the GPUs by the names that CUDA_VISIBLE_DEVICES takes, without the slow import of torch."""
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in named.split(",") if name]
     try:
@@ -80,7 +80,7 @@ def _gpus() -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Makes this job or rank stop, as at SIGTERM, when the process that started it has ended."""
+    """Makes this job or rank stop, as at SIGTERM, when the process that started it is gone."""
     parent = int(os.environ.get(PARENT, "0"))
     if parent != os.getppid():
         return
@@ -89,14 +89,14 @@ def end_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)  # time to write a checkpoint, if the other ranks still run
+        time.sleep(30)  # time to write a checkpoint, if the other processes of its group are still there
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def stop_when_told() -> None:
-    """Makes a signal to stop end this process at once. Training later replaces this, to finish its step first."""
+    """Makes a signal to stop end this process at once. Training replaces that: it finishes its step first."""
 
     def leave(number: int, frame: Any) -> None:
         no_more()
@@ -104,15 +104,16 @@ def stop_when_told() -> None:
 
     if threading.current_thread() is threading.main_thread():
         for one in STOPPING:
-            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has handlers of its own
+            if signal.getsignal(one) is signal.SIG_DFL:  # submitit has its own handler
                 signal.signal(one, leave)
 
 
 def wait_for_the_first_rank(seconds: float = 20) -> None:
-    """Lets the other ranks wait for the end of rank 0 after a mistake of the user.
+    """Makes other ranks wait for the end of rank 0, which reports a mistake that all ranks find. When a rank ends with
+    an error, Lightning kills the ranks that still run, and rank 0 might not have reported it yet.
 
-    All ranks find the same mistake, and rank 0 reports it. If another rank ended first, Lightning would kill rank 0
-    before it has printed anything.
+    Args:
+        seconds: to wait at most.
     """
     if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
         deadline = time.monotonic() + seconds
@@ -120,21 +121,19 @@ def wait_for_the_first_rank(seconds: float = 20) -> None:
             time.sleep(0.1)
 
 
-# Only those that the system has: Windows has just the first.
+# Signals to stop, as far as the system has them: Windows has only the first.
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 
 
 class Signals:
-    """Notes the name of the first signal of `STOPPING` that this process gets after `watch`."""
+    """Notes in `received` the name of the first signal of `STOPPING` that this process gets after `watch`."""
 
     def __init__(self) -> None:
         self.received: str | None = None
 
     def watch(self) -> None:
-        """Replaces Lightning's signal handlers, which do not let ranks finish their step.
-
-        At the end, Lightning puts back the handlers that were there before its own.
-        """
+        """Installs its handlers instead of Lightning's, which do not let ranks finish their step. Lightning restores
+        the earlier ones at the end."""
         if threading.current_thread() is threading.main_thread():
             for one in STOPPING:
                 signal.signal(one, self._note)
@@ -144,7 +143,7 @@ class Signals:
 
 
 def no_more() -> None:
-    """Ignores signals to stop from now on: this process is ending, and its parent may pass on the same signal again."""
+    """Ignores signals to stop from now on. The process is ending, and its parent may pass on the same signal again."""
     if threading.current_thread() is threading.main_thread():
         for one in STOPPING:
             signal.signal(one, signal.SIG_IGN)
@@ -152,8 +151,9 @@ def no_more() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Holds signals back inside the block, also for processes that are started in it (see `leave_to_the_parent`)."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows does not send them
+    """Holds signals to stop and Ctrl-C back meanwhile. Processes that are started inherit that, see
+    `leave_to_the_parent`."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows does not send such signals
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGINT})
@@ -164,17 +164,14 @@ def held() -> Iterator[None]:
 
 
 def leave_to_the_parent(worker: int = 0) -> None:
-    """Makes a loader worker ignore all signals except SIGTERM from its parent, which ends it.
-
-    Call it in a worker that was started while signals were `held`. A worker notices by itself when its parent
-    has ended.
-    """
+    """Makes a loader worker ignore signals to stop, except SIGTERM from its parent, which ends it. It has to be called
+    in a worker that was started while signals were `held`. A worker notices by itself when its parent is gone."""
     quiet = {*STOPPING, signal.SIGINT} - {signal.SIGTERM}
     for one in quiet:
         signal.signal(one, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, quiet)
-    if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays blocked, and workers only end with their parent
+    if hasattr(signal, "sigwaitinfo"):  # else SIGTERM stays held, and workers end only with their parent
         threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
 
 
@@ -196,10 +193,11 @@ OF_SLURM = ("SLURM_NNODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SL
 
 
 def check_environment() -> None:
-    """Checks the variables of torchrun and srun. Call it before importing Lightning, which reads some of them at once.
+    """Checks the environment variables of torchrun and srun. It has to be called before Lightning is imported, which
+    reads some of them at once.
 
     Raises:
-        UserError: a variable is no whole number.
+        UserError: a variable is not a whole number.
     """
     for name in NUMBERS:
         value = os.environ.get(name)
@@ -211,23 +209,25 @@ def check_environment() -> None:
 
 
 def processes() -> int:
-    """Returns how many processes were started together. Raises UserError like `check_environment`."""
+    """Returns how many processes were started together. Raises UserError as `check_environment`."""
     check_environment()
     return max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS"))
 
 
 def of_torchrun() -> tuple[int, int]:
-    """Returns processes on each machine, and machines. Raises UserError if some of torchrun's variables are missing."""
+    """Returns the number of processes on each machine, and of machines, as torchrun says. Raises UserError if a
+    variable of torchrun is missing."""
     check_environment()
     _need(OF_TORCHRUN, "torchrun", "TORCHELASTIC_RUN_ID")
     return int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["GROUP_WORLD_SIZE"])
 
 
 def of_slurm() -> tuple[int, int]:
-    """Returns tasks on each machine, and machines. For a single task, no other variable is needed.
+    """Returns the number of tasks on each machine, and of machines, as srun says. For a single task, SLURM_NTASKS is
+    enough.
 
     Raises:
-        UserError: some of srun's variables are missing, or machines have different numbers of tasks.
+        UserError: a variable of srun is missing, or machines have different numbers of tasks.
     """
     check_environment()
     tasks = int(os.environ["SLURM_NTASKS"])

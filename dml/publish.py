@@ -1,9 +1,9 @@
 """`python -m dml.publish RUN -o FOLDER [--to hf://owner/name]`: a trained embedding that others can load and check.
 
-FOLDER gets the weights as safetensors, the configuration, the run's figures and every query's rank, and a model card
-that is generated from the run. Nothing in it is executable, and it has no path of this machine. Licences are never
-guessed: if neither you nor the run gives one, the command stops and says which is missing. `dml.load(FOLDER)` embeds
-with it, `python -m dml.verify FOLDER` checks it, and `--to` uploads it to the Hugging Face hub.
+FOLDER gets the weights as safetensors, the configuration, the run's figures, every query's rank, and a model card that
+is written from the run. It holds nothing executable and no path of this machine. A licence that neither you nor the run
+states is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks it, and `--to` puts it on
+the Hugging Face hub.
 """
 
 from pathlib import Path
@@ -16,12 +16,14 @@ from dml.launch.arguments import Arguments
 def main() -> None:
     parser = Arguments(prog="python -m dml.publish", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="new folder for the files")
-    parser.add_argument("--to", metavar="hf://OWNER/NAME", help="upload it to the hub, too")
-    parser.add_argument("--licence", metavar="NAME", help="licence of the weights that you publish, such as cc-by-4.0")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="FOLDER", help="folder to write to; it is made"
+    )
+    parser.add_argument("--to", metavar="hf://OWNER/NAME", help="also put it on the hub")
+    parser.add_argument("--licence", metavar="NAME", help="licence of the weights you publish, such as cc-by-4.0")
     parser.add_argument("--data-licence", metavar="NAME", help="licence or terms of the training images")
     parser.add_argument(
-        "--backbone-licence", metavar="NAME", help="licence of the pre-trained weights, if the run has none"
+        "--backbone-licence", metavar="NAME", help="licence of the pre-trained weights, if the run does not know it"
     )
     options = parser.parse_args()
     from dml.inference.publish import publish

@@ -1,7 +1,7 @@
 """`python -m dml.report FOLDER...`: one table of all finished runs below folders, and plots over swept options.
 
-Runs that differ only in their seed, split, fold or repetition are one row, with mean and standard deviation. The folder
-of -o gets summary.html, .md, .csv, .tex and .json, and figures/. Nothing is written into the runs.
+Runs that differ only in seed, split, fold or repetition are one row, with mean and standard deviation. The folder of -o
+gets summary.html, .md, .csv, .tex and .json, and figures/. Nothing is written into the folders of the runs.
 """
 
 from pathlib import Path
@@ -14,12 +14,14 @@ from dml.launch.arguments import Arguments
 @ending()
 def main() -> None:
     parser = Arguments(prog="python -m dml.report", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of runs or sweeps")
-    parser.add_argument("-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="default: %(default)s")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folder of runs or of a sweep")
     parser.add_argument(
-        "--metric", default="test/recall@1", help="metric to draw over swept options (default: %(default)s)"
+        "-o", "--out", type=Path, default=SUMMARY, metavar="FOLDER", help="where to write (default: %(default)s)"
     )
-    parser.add_argument("--over", help="draw it only over this option, for example method.M")
+    parser.add_argument(
+        "--metric", default="test/recall@1", help="metric to draw over the swept options (default: %(default)s)"
+    )
+    parser.add_argument("--over", help="draw it over this swept option alone, for example method.M")
     options = parser.parse_args()
     from dml.reporting.summary import write_summary
 

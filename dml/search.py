@@ -1,10 +1,12 @@
-"""`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that are nearest to query images.
+"""`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that are nearest to others, by a trained run.
 
 GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of an earlier search, whose vectors are used
-again. Similarities are cosines of whole embeddings. FOLDER gets results.html; vectors.npz if GALLERY is images; and
-index.faiss, an index for other programs. A gallery.npy is read in blocks: exact search holds one block in memory,
---index hnsw the vectors and their graph, ivfpq a thirtieth of the vectors. The recall of these two is measured, and
-their search effort raised until it is at least --min-recall.
+again. Similarities are cosines of whole embeddings. FOLDER gets results.html, vectors.npz unless GALLERY is a
+gallery.npy, and index.faiss, which other programs can read.
+
+A gallery.npy is not loaded as a whole: exact search holds a block of it in memory, --index hnsw the vectors and their
+graph, --index ivfpq about a thirtieth of the vectors. The recall of these two indexes is measured, and their effort is
+raised until it reaches --min-recall. Exact search of a gallery.npy leaves no index.faiss.
 """
 
 from pathlib import Path
@@ -20,20 +22,28 @@ def main() -> None:
     parser = Arguments(prog="python -m dml.search", description=__doc__)
     parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
     parser.add_argument("gallery", type=Path, metavar="GALLERY", help="images, vectors.npz or the FOLDER of a search")
-    parser.add_argument("queries", nargs="+", type=Path, metavar="QUERY", help="images, or folders of them")
-    parser.add_argument("-k", type=int, default=10, help="nearest images of each query (default: %(default)s)")
+    parser.add_argument("queries", nargs="+", type=Path, metavar="QUERY", help="image files, or folders of them")
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="FOLDER", help="default: GALLERY if it has an index, else RUN/search"
+        "-k", type=int, default=10, help="how many images to find for each query (default: %(default)s)"
     )
-    parser.add_argument("--index", choices=INDEXES, help="default: the one that GALLERY has, else flat, which is exact")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write (default: GALLERY if it has an index, else RUN/search)",
+    )
+    parser.add_argument(
+        "--index", choices=INDEXES, help="kind of index (default: that of GALLERY, else flat, which is exact)"
+    )
     parser.add_argument(
         "--min-recall",
         type=float,
         default=MIN_RECALL,
-        help="measured recall that hnsw and ivfpq have to reach (default: %(default)s)",
+        help="recall that hnsw and ivfpq have to reach (default: %(default)s)",
     )
     parser.add_argument(
-        "--threshold", action="store_true", help="leave out images below the threshold that dml.threshold chose"
+        "--threshold", action="store_true", help="leave out images below the threshold of dml.threshold"
     )
     embedding_options(parser)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""`python -m dml.threshold RUN --fmr 1e-3`: the similarity above which two images match.
+"""`python -m dml.threshold RUN --fmr 1e-3`: the similarity from which two images are taken to be of one class.
 
-The false match rate (FMR) is the share of the pairs of different classes that match. The false non-match rate (FNMR) is
-the share of the pairs of one class that do not. The threshold is chosen on validation classes if the run's protocol has
-some, else on the test itself, and is tested exactly, on all pairs of test images. RUN gets threshold.json, which
-python -m dml.search --threshold uses, and figures/threshold.png with the ROC curve and the calibration.
+FMR is the share of the pairs of different classes that match, FNMR the share of the pairs of one class that do not. The
+threshold is chosen on validation classes if the run's protocol has some, else on the test images. It is tested exactly,
+on all pairs of test images. RUN gets threshold.json, which python -m dml.search --threshold uses to say "no match", and
+figures/threshold.png with the ROC curve and the calibration.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--fmr", type=float, required=True, help="false match rate, for example 1e-3")
     parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: %(default)s)")
     embedding_options(parser, skip=False)
     options = parser.parse_args()
     from dml.inference.threshold import choose

@@ -133,7 +133,7 @@ def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fold, repeat in itertools.product(range(4), (1, 2)):
         shutil.rmtree(made / f"{fold}.{repeat}")
     figures = write_aggregate([made], made)
-    assert "One collection: it takes several repetitions for a spread." in " ".join(capsys.readouterr().out.split())
+    assert "One collection: a spread needs several repetitions." in " ".join(capsys.readouterr().out.split())
     assert "mlrc/separated/map@r/std" not in figures
     assert not any(math.isnan(value) for value in figures.values())
 
@@ -142,7 +142,7 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
     for fold in range(4):
         path = made / f"{fold}.2" / "config.yaml"
         path.write_text(path.read_text().replace("seed: 2\n", "seed: 1\n"))
-    with pytest.raises(UserError, match=r"repetition 2 in .* has the seed of repetition 1: it repeats nothing"):
+    with pytest.raises(UserError, match=r"repetition 2 in .* has the seed of repetition 1, so it repeats nothing"):
         aggregate([made])
 
 

@@ -84,6 +84,6 @@ def test_a_split_that_is_none(configure: Configure, tmp_path: Path, split: str) 
 
 def test_several_processes_at_once(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"start one at a time, here with protocol\.split=0"):
+    with pytest.raises(UserError, match=r"start one training at a time, such as protocol\.split=0"):
         run_all(configure(*OPTIONS), [])
     assert not (tmp_path / "run").exists()

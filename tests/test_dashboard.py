@@ -83,7 +83,7 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
-    assert capsys.readouterr().err == "dml: wandb-workspaces is missing: pip install '.[dashboard]'.\n"
+    assert capsys.readouterr().err == "dml: wandb-workspaces is not installed: pip install '.[dashboard]'.\n"
 
 
 def sweep_file(path: Path, *overrides: str) -> dict[str, Any]:

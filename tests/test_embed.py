@@ -164,7 +164,7 @@ def test_files_that_hold_no_vectors(tmp_path: Path) -> None:
         ({"checksum": None}, "checksum"),
         ({"weights": None}, "weights"),
         ({"paths": names.astype(object)}, "Python objects"),
-        ({"paths": names[:1]}, "no path a row"),
+        ({"paths": names[:1]}, "it lacks a path"),
         ({"paths": names[::-1]}, "changed since"),
         ({"embeddings": rows[::-1]}, "changed since"),
         ({"embeddings": 2 * rows, "checksum": Vectors(2 * rows, names, whole.weights).checksum()}, "unit norm"),
@@ -213,7 +213,7 @@ def test_vectors_that_are_no_numbers(run: Path, tmp_path: Path, monkeypatch: pyt
         broken = torch.full((3, 2, 12), 12**-0.5)
         broken[1] = value
         monkeypatch.setattr(Trained, "embed", lambda self, images, broken=broken: broken)
-        with pytest.raises(UserError, match=rf"NaN or not of unit norm of {re.escape(str(files[1]))}: its weights"):
+        with pytest.raises(UserError, match=rf"NaN or not of unit norm for {re.escape(str(files[1]))}: its weights"):
             embed_files(trained, files)
 
 

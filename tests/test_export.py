@@ -122,7 +122,7 @@ def test_what_computes_something_else_is_removed(
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 1
-    assert "model.pt2 was off by" in capsys.readouterr().err
+    assert "model.pt2 differed by" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 

@@ -129,7 +129,7 @@ def test_the_checkpoint_before_one_that_cannot_be_read(
     assert folder.checkpoint() == folder.previous
     assert not folder.finished(config)
     folder.open(config, [])
-    assert "goes on from the one before it" in caplog.text
+    assert "the run continues from the one before it" in caplog.text
     assert (folder.last.parent / "damaged.ckpt").read_bytes() == kept
     damage(folder.previous)
     with pytest.raises(UserError, match=r"No checkpoint in .* is whole .*previous\.ckpt"):
@@ -252,5 +252,7 @@ def test_a_checkpoint_of_another_version_is_not_trained_on(configure: Configure)
     saved = torch.load(folder.last, weights_only=True)
     del saved["format"]
     torch.save(saved, folder.last)
-    with pytest.raises(UserError, match=r"last\.ckpt was written by another version of dml, which alone goes on"):
+    with pytest.raises(
+        UserError, match=r"last\.ckpt was written by another version of dml, and only that version can continue it"
+    ):
         folder.finished(config)

@@ -56,7 +56,9 @@ def test_a_lengthened_run_is_the_longer_run(configure: Configure, tmp_path: Path
 def test_a_schedule_that_depends_on_the_length(configure: Configure) -> None:
     options = [*TINY, "method=dces", "method.K=2", "method.grouping=random", "protocol.clustering=false"]
     run(configure(*options, "trainer.max_steps=3"), [])
-    with pytest.raises(UserError, match=r"3 steps, which cannot be lengthened: .* goes by its length \(method\.total"):
+    with pytest.raises(
+        UserError, match=r"3 steps, which cannot be lengthened: .* depend on its length \(method\.total"
+    ):
         run(configure(*options, "trainer.max_steps=6"), [])
     with pytest.raises(UserError, match=r"another configuration \(lr was"):
         run(configure(*options, "trainer.max_steps=6", "lr=0.5"), [])
@@ -70,6 +72,8 @@ def test_a_run_that_patience_ended(configure: Configure, tmp_path: Path) -> None
 
     container = OmegaConf.to_container(config, resolve=True)
     torch.save({"state_dict": {}, "config": container, "finished": True, "global_step": 4}, folder.last)
-    with pytest.raises(UserError, match=r"protocol\.patience ended at step 4 of 8, as it would of 12"):
+    with pytest.raises(
+        UserError, match=r"protocol\.patience ended at step 4 of 8, where it would end with 12 steps too"
+    ):
         folder.check(configure(*TINY, "trainer.max_steps=12"))
     folder.check(config)

@@ -51,7 +51,7 @@ def test_commands_take_what_was_exported(run: Path, tmp_path: Path) -> None:
     assert search(exported, tmp_path / "found", files[:1], k=2, device="cpu") == first
     export(exported, tmp_path / "again", ("torch",))
     assert Trained.of(tmp_path / "again").digest() == Trained.of(run).digest()
-    with pytest.raises(UserError, match="is what is exported"):
+    with pytest.raises(UserError, match="holds the model that is to be exported"):
         export(exported, exported, ("torch",))
     assert str(tmp_path) not in (exported / "config.yaml").read_text()
 

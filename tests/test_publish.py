@@ -292,10 +292,10 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("years of work")
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: publish(tmp_path, tmp_path / "out", LICENCES), "is no folder of a run"),
-        (lambda: publish(run, tmp_path / "full", LICENCES), "is not empty, and nothing was published there"),
-        (lambda: publish(run, tmp_path / "out", LICENCES, "me/model"), "--to me/model is no address"),
-        (lambda: verify(tmp_path / "full"), "neither the folder of a run nor was published"),
+        (lambda: publish(tmp_path, tmp_path / "out", LICENCES), "is not the folder of a run"),
+        (lambda: publish(run, tmp_path / "full", LICENCES), "is not empty, and holds nothing published"),
+        (lambda: publish(run, tmp_path / "out", LICENCES, "me/model"), "--to me/model is not an address"),
+        (lambda: verify(tmp_path / "full"), "neither the folder of a run nor of a published embedding"),
         (lambda: verify(run, tmp_path), "leave --data out"),
         (lambda: dml.load("hf://me"), "no address of a model: write hf://owner/name"),
         (lambda: dml.load("http://me/model"), "no address of a model"),

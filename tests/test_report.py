@@ -88,7 +88,9 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
     assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
     with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
         write_summary([tmp_path], tmp_path, "learners/mean/recal")
-    with pytest.raises(UserError, match=r"not swept over numbers of lr; they were over method\.M, method\.lambda_div"):
+    with pytest.raises(
+        UserError, match=r"not swept over numbers of lr; options that --over can name: method\.M, method\.lambda_div"
+    ):
         write_summary([tmp_path], tmp_path, over="lr")
 
 
@@ -182,7 +184,7 @@ def test_a_damaged_run_is_told_and_another_program_s_folder_is_said(
         make_run(name, 0.1, "method=baseline")
     (tmp_path / "a" / "config.yaml").write_text("site: mine")
     assert [run.folder.name for run in leaves([tmp_path])] == ["b"]
-    assert f"Left out: {tmp_path / 'a'}, whose config.yaml is no run's" in capsys.readouterr().err
+    assert f"Left out: {tmp_path / 'a'}, whose config.yaml is damaged or not that of a run" in capsys.readouterr().err
     (tmp_path / "b" / "overrides.yaml").write_text("{a: b}")
     with pytest.raises(UserError, match=r"overrides\.yaml is damaged.*leave its folder out"):
         leaves([tmp_path])

@@ -78,4 +78,4 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     log = (disturbed / "run.log").read_text()
     assert "resumed at step" in log
     assert "SIGUSR1" in log
-    assert "is damaged: the run goes on from the one before it" in log
+    assert "is damaged (now damaged.ckpt): the run continues from the one before it" in log

@@ -113,16 +113,16 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
     (tmp_path / "damaged" / "index.faiss").write_text("no index")
     out = tmp_path / "out"
     for options, sentence in {
-        (run, tmp_path / "wide_found", files[0]): "vectors.npz has 32 dimensions, the run's embedding 24",
+        (run, tmp_path / "wide_found", files[0]): "vectors.npz has 32 dimensions, but the run's embedding 24",
         (
             run,
             tmp_path / "wide_found" / "vectors.npz",
             files[0],
-        ): "vectors.npz has 32 dimensions, the run's embedding 24",
+        ): "vectors.npz has 32 dimensions, but the run's embedding 24",
         (run, tmp_path / "other_found", files[0]): "was embedded by other weights",
         (other, tmp_path / "damaged", files[0]): "index.faiss is not the index of vectors.npz",
         (run, tmp_path / "photos", tmp_path / "notes.txt"): "notes.txt cannot be read",
-        (run, tmp_path / "photos", files[0], "-k", "5"): "-k 5 nearest images are asked for, the gallery holds 4",
+        (run, tmp_path / "photos", files[0], "-k", "5"): "-k 5 nearest images are asked for, but the gallery holds 4",
         (run, tmp_path / "photos", files[0], "-k", "0"): "-k=0",
         (run, tmp_path / "empty", files[0]): "empty has no images",
         (run, tmp_path / "nowhere", files[0]): "there is no gallery",

@@ -122,7 +122,7 @@ def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, 
     weights += 0.01
     torch.save(checkpoint, run / "checkpoints" / "last.ckpt")
     code, said = call(*options)
-    assert (code, "is of other weights" in said) == (2, True)
+    assert (code, "was chosen for other weights" in said) == (2, True)
 
 
 def test_mistakes(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:

@@ -1,1 +1,1 @@
-"""What several runs come to together, and how sure a difference is."""
+"""Analyses of several runs together: the result of MLRC's folds, and how sure a difference between runs is."""

@@ -1,7 +1,7 @@
-"""By how much two runs differ on the same queries, and how sure that is: a paired bootstrap.
+"""Comparison of two runs on the same queries: by how much they differ, and a paired bootstrap of how sure that is.
 
-Images of one class are not independent: classes are what would be drawn anew in another test set, so theirs is the
-interval to print; the one over images is too narrow.
+Images of one class are not independent, and another test set would bring other classes. So the interval over classes is
+the one to report; the one over images is too narrow.
 """
 
 import json
@@ -28,17 +28,18 @@ from dml.runs import differences
 from dml.runs.collecting import BELOW_SAYS, Group, below_untrained, groups, leaves
 from dml.runs.scores import QUERIES, read_queries
 
-Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use, and memory does not hold them
+Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use and would not fit into memory
 
 
 @dataclass(frozen=True)
 class Difference:
-    """B's mean minus A's, and what a bootstrap says of it.
+    """The difference of two means, B's minus A's, with its bootstrap interval.
 
     Attributes:
-        low, high: of the 95 % percentile interval.
-        p: two-sided: twice the share of draws on the other side of zero, at least 2 / (draws + 1).
-        draws: `[draws]` differences.
+        estimate: the difference.
+        low, high: ends of the 95 % percentile interval.
+        p: two-sided p-value: twice the share of draws on the other side of zero, at least 2 / (draws + 1).
+        draws: `[draws]`, the difference in each draw.
     """
 
     estimate: float
@@ -49,22 +50,22 @@ class Difference:
 
 
 def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
-    """Draws whole classes, with all their queries.
+    """Bootstraps the difference by drawing whole classes, with all their queries.
 
     Args:
-        a, b: `[Q]`, a metric of each query in both runs.
-        classes: `[Q]`, their classes.
-        draws: how many.
+        a, b: `[Q]`, a metric of each query in either run.
+        classes: `[Q]`, the classes of the queries.
+        draws: number of draws.
         seed: of the draws.
 
     Raises:
-        UserError: a single class.
+        UserError: all queries are of one class.
     """
     return _difference(*interval.over_classes(b - a, classes, draws, seed))
 
 
 def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
-    """Draws queries one by one, as if they were independent. Arguments as `over_classes`."""
+    """Bootstraps the difference by drawing queries one by one, as if they were independent. See `over_classes`."""
     return _difference(*interval.over_images(b - a, draws, seed))
 
 
@@ -75,12 +76,12 @@ def _difference(estimate: float, low: float, high: float, drawn: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class Paired:
-    """Queries with a positive that two sides were both tested on.
+    """The queries on which two sides were tested, without those that have no positive.
 
     Attributes:
-        values: by the name of a metric, `[Q]` of either side: means over its runs.
-        classes: `[Q]`.
-        runs: how many either side has.
+        values: by name of the metric, the values `[Q]` of side A and of side B, each the mean over the side's runs.
+        classes: `[Q]`, the classes of the queries.
+        runs: the number of runs of A and of B.
     """
 
     values: dict[str, tuple[np.ndarray, np.ndarray]]
@@ -89,19 +90,24 @@ class Paired:
 
 
 def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
-    """What the runs of two sides have in common.
+    """Pairs the queries of two sides, each of one or several run folders.
 
     Raises:
-        UserError: runs that were not tested on the same queries, or whose queries cannot be read.
+        UserError: the runs were not tested on the same queries and gallery, no query has a positive, or queries cannot
+            be read.
     """
     sides = [{folder: read_queries(folder) for folder in side} for side in (a, b)]
     (where, first), *others = [one for side in sides for one in side.items()]
     for folder, other in others:
         if not np.array_equal(first.paths, other.paths) or not np.array_equal(first.classes, other.classes):
-            raise UserError(f"{where} and {folder} were tested on different queries: their difference says nothing.")
+            raise UserError(
+                f"{where} and {folder} were tested on different queries, so their difference says nothing: name runs "
+                "with the same test."
+            )
         if not np.array_equal(first.best_rank > 0, other.best_rank > 0):
             raise UserError(
-                f"{where} and {folder} were tested among different galleries: their difference says nothing."
+                f"{where} and {folder} were tested among different galleries, so their difference says nothing: name "
+                "runs with the same test."
             )
     valid = first.best_rank > 0
     if not valid.any():
@@ -116,16 +122,16 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
 
 
 def _mean(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:
-    """Of each valid query over the runs; None where one of them has no such metric."""
+    """Returns the mean over the runs for each valid query; None if one of the runs lacks the metric."""
     known = [values[valid] for values in runs if values is not None]
     return np.mean(known, axis=0) if len(known) == len(runs) else None
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The run that a folder is, or the finished runs below it, which have to be repetitions of one.
+    """Returns the run in a folder, or the finished runs below it, which have to be repetitions of one configuration.
 
     Raises:
-        UserError: runs of several configurations.
+        UserError: the runs have several configurations.
     """
     if (folder / QUERIES).exists() or not folder.is_dir():
         return [folder]
@@ -140,8 +146,12 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
-    """What the two are, what they differ in, and what their untrained networks came to; of folders without a
-    configuration their names alone. Returns in what they differ."""
+    """Prints what the two sides are, in what they differ, and the metrics of their untrained networks. Of folders
+    without a configuration it prints the names alone.
+
+    Returns:
+        In what the sides differ.
+    """
     console = Console()
     known = {name: leaves(runs_of(folder)) for name, folder in sides.items() if folder.is_dir()}
     labelled = [Group(name, known[name], {}) for name in sides if known.get(name)]
@@ -155,7 +165,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
         return []
     differ = differences.differences(labelled)
     if not differ:
-        print("Both are of one configuration: they differ in their repetition alone.")
+        print("Both have the same configuration: they are repetitions of it.")
         return []
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for title in ("what differs", *sides):
@@ -165,7 +175,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
             table.add_row(one.name, *one.values)
     console.print(table)
     if more := sum(one.detail for one in differ):
-        print(f"and {more} options of components that differ: comparison.json")
+        print(f"and {more} options of components that differ: see comparison.json")
     return differ
 
 
@@ -182,13 +192,19 @@ def _print_untrained(group: Group) -> None:
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
-    """Prints the table, and writes `comparison.json` and a picture a metric into `out`.
+    """Compares two sides: prints a table, and writes `comparison.json` and a picture of each metric.
+
+    Args:
+        a, b: the sides: each the folder of a run, or of several runs of one configuration.
+        out: the folder to write to; it is made.
+        draws: number of draws of the bootstrap.
+        seed: of the draws.
 
     Returns:
-        Metric -> `classes` and `images` -> what the bootstrap says.
+        By metric, the difference over `classes` and over `images`.
 
     Raises:
-        UserError: as `paired`, too few draws, or a folder that cannot be written.
+        UserError: as `paired` and `runs_of`; also if `draws` or `seed` is out of range or the folder cannot be written.
     """
     check_value("--draws", draws, Draws)
     check_value("--seed", seed, Seed)
@@ -233,7 +249,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         text = json.dumps(sides | {"draws": draws, "seed": seed, "metrics": content}, indent=1)
         write_atomically(out / "comparison.json", text + "\n")
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another with --out.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with --out.") from error
     Console().print(table)
     print(f"Pictures: {out}")
     return found

@@ -1,6 +1,7 @@
-"""What the trainings of MLRC's folds come to together (Musgrave et al. 2020, section 3.3).
+"""The result of MLRC's trainings, all folds together (Musgrave et al. 2020, section 3.3).
 
-Embeddings of one training stand alone (separated), or those of one training a fold stand side by side (concatenated).
+A collection has one training of each fold. Its metrics are either the mean of those of its trainings (separated), or
+those of one embedding that has the embeddings of its trainings side by side (concatenated).
 """
 
 import json
@@ -33,21 +34,21 @@ KINDS = ("separated", "concatenated")
 
 LEVEL = 0.95
 
-MOST = 1000  # collections, of which so many are drawn where there are more
+MOST = 1000  # if there are more collections than this, so many are drawn
 
 Model = tuple[int, int]  # fold, repeat
 
 
 @dataclass
 class Aggregate:
-    """One configuration's trainings.
+    """The trainings of one configuration, and the metrics of their collections.
 
     Attributes:
-        label: what was typed.
-        folds: how many there are.
-        models: the trainings.
+        label: the options that were typed.
+        folds: the number of folds.
+        models: the trainings, by fold and repetition.
         width: of one training's embedding.
-        collections: of every choice of one training a fold, its trainings and `<kind>/<metric>`.
+        collections: for every choice of one training of each fold, the metrics, named `<kind>/<metric>`.
     """
 
     label: str
@@ -58,12 +59,17 @@ class Aggregate:
 
     @property
     def independent(self) -> list[tuple[Model, ...]]:
-        """The collections of one repetition each: no training is in two of them."""
+        """The collections whose trainings are all of one repetition. No training is in two of them."""
         return [chosen for chosen in self.collections if len({repeat for _, repeat in chosen}) == 1]
 
     def summary(self) -> dict[str, float]:
-        """Of every `<kind>/<metric>`: `mean` and `std` (n - 1) over the collections, and over the independent ones
-        `repeats/mean` and, of several, `repeats/half_width` of the t-interval."""
+        """Summarises every `<kind>/<metric>` over the collections.
+
+        Returns:
+            The number of `collections` and of independent ones, `repeats`. For every `<kind>/<metric>`, with its name
+            in front: `mean` and `std` (n - 1) over all collections, `repeats/mean` over the independent ones, and, if
+            there are several of these, `repeats/half_width`, half of their 95 % t-interval.
+        """
         result: dict[str, float] = {"collections": len(self.collections), "repeats": len(self.independent)}
         for name in (f"{kind}/{name}" for kind in KINDS for name in of_queries()):
             values = [of[name] for of in self.collections.values()]
@@ -79,24 +85,26 @@ class Aggregate:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Of the 95 % t-interval of a mean of independent values, n > 1."""
+    """Returns half the width of the 95 % t-interval of the mean of n independent values, n > 1."""
     n = len(values)
     return float(t.ppf((1 + LEVEL) / 2, n - 1)) * statistics.stdev(values) / math.sqrt(n)
 
 
 def aggregate(folders: Sequence[Path]) -> list[Aggregate]:
-    """One for each configuration below the folders.
+    """Collects the trainings below the folders and aggregates those of each configuration.
 
     Raises:
-        UserError: no such trainings, a fold without any, two of the same fold and repetition, or ones on other test
-            images than the others.
+        UserError: there are no such trainings, a fold has none, two are of the same fold and repetition, repetitions do
+            not differ in their seed, or trainings were tested on different images.
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in leaves(folders):
         if any(axis.collected for axis in axes_of(run.config.protocol)):
             groups.setdefault(configuration(run.config), []).append(run)
     if not groups:
-        raise UserError(f"no finished training of protocol=mlrc lies below {', '.join(map(str, folders))}.")
+        raise UserError(
+            f"there is no finished training of protocol=mlrc below {', '.join(map(str, folders))}: name another folder."
+        )
     return [_of_one(runs) for runs in groups.values()]
 
 
@@ -114,7 +122,8 @@ def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
     lacking = sorted(set(range(folds)) - {fold for fold, _ in models})
     if lacking:
         raise UserError(
-            f"of {runs[0].folder.parent} no training of fold {lacking[0]} has finished: a collection has one of each."
+            f"in {runs[0].folder.parent} no training of fold {lacking[0]} has finished: train it, since a collection "
+            "needs one training of each fold."
         )
     differ = repeats(runs[0].config)
     typed = [o for o in runs[0].overrides if o.partition("=")[0] not in differ and not o.startswith("paths.")]
@@ -125,7 +134,7 @@ def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
 
 
 def _model(run: FinishedRun) -> Model:
-    """The number of what is collected, and that of the repetition; 0 where the protocol has none."""
+    """Returns the numbers of a run's fold and repetition; 0 for what the protocol does not have."""
     axes = axes_of(run.config.protocol)
     fold, repeat = (
         sum(_number(run, axis.name) for axis in of)
@@ -140,13 +149,13 @@ def _number(run: FinishedRun, option: str) -> int:
 
 
 def _check_seeds(models: Mapping[Model, FinishedRun]) -> None:
-    """Repetitions are independent where their seeds differ. Raises UserError where they do not."""
+    """Raises UserError unless each repetition has one seed of its own, without which they are not independent."""
     of_seed: dict[int, int] = {}
     for (_, repeat), run in models.items():
         if of_seed.setdefault(int(run.config.seed), repeat) != repeat:
             raise UserError(
-                f"repetition {repeat} in {run.folder} has the seed of repetition {of_seed[int(run.config.seed)]}: it "
-                "repeats nothing. Leave one of them out."
+                f"repetition {repeat} in {run.folder} has the seed of repetition {of_seed[int(run.config.seed)]}, so "
+                "it repeats nothing: leave one of them out."
             )
     if len(of_seed) > len({repeat for _, repeat in models}):
         folders = next(iter(models.values())).folder.parent
@@ -154,7 +163,7 @@ def _check_seeds(models: Mapping[Model, FinishedRun]) -> None:
 
 
 def _embeddings(folder: Path) -> dict[str, np.ndarray]:
-    """Of unit norm, `[N,d]`; with the labels, and those of the gallery where it is apart."""
+    """Reads the embeddings of a run, `[N,d]` of unit norm, with their labels, and the same of a separate gallery."""
     found = read_embeddings(folder)
     for name in ("embeddings", "gallery"):
         if name in found:
@@ -168,7 +177,10 @@ def _check_same(models: Mapping[Model, FinishedRun], test: Mapping[Model, Mappin
         if of.keys() != test[first].keys() or not all(
             np.array_equal(of[name], test[first][name]) for name in ("labels", "gallery_labels") if name in of
         ):
-            raise UserError(f"{models[at].folder} and {models[first].folder} were tested on different images.")
+            raise UserError(
+                f"{models[at].folder} and {models[first].folder} were tested on different images: leave one of them "
+                "out."
+            )
 
 
 def _collections(
@@ -197,7 +209,7 @@ def _draws(rng: np.random.Generator, of_fold: Sequence[Sequence[Model]]) -> np.n
 
 
 def _measure(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """Of embeddings side by side, each of unit norm, as is up to a factor their concatenation."""
+    """Evaluates embeddings side by side. Each is of unit norm, and so is the concatenation, after its division."""
 
     def side_by_side(name: str) -> np.ndarray | None:
         return np.concatenate([of[name] for of in parts], axis=1) / math.sqrt(len(parts)) if name in parts[0] else None
@@ -215,13 +227,18 @@ def _measure(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
 
 
 def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
-    """`mlrc.json` and `figures/collections.png` in a folder, which is made; prints the tables.
+    """Runs the command: aggregates trainings, prints the tables, and writes `mlrc.json` and
+    `figures/collections.png`.
+
+    Args:
+        folders: of runs or sweeps.
+        out: the folder to write to; it is made.
 
     Returns:
-        The summary of the first configuration, as `mlrc/...`.
+        The summary of the first configuration, with names `mlrc/...`.
 
     Raises:
-        UserError: as `aggregate`, or a folder that cannot be written.
+        UserError: as `aggregate`; also if the folder cannot be written.
     """
     found = aggregate(folders)
     content = [
@@ -241,7 +258,7 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
         )
         write_atomically(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error
     for one in found:
         _print(one)
     print(f"Collections: {out / 'mlrc.json'}, {picture}")
@@ -251,7 +268,7 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
 def _points(
     collections: Mapping[tuple[Model, ...], Mapping[str, float]], independent: Sequence[tuple[Model, ...]]
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """MAP@R of all collections and of the independent ones, by kind."""
+    """Returns MAP@R of all collections and of the independent ones, by kind."""
     return {
         kind: (
             [of[f"{kind}/map@r"] for of in collections.values()],
@@ -269,12 +286,12 @@ def _print(one: Aggregate) -> None:
         pad_edge=False,
         title=f"{one.label}: {len(one.models)} trainings, {one.folds} folds",
         caption=(
-            "One collection: it takes several repetitions for a spread."
+            "One collection: a spread needs several repetitions."
             if len(one.collections) == 1
-            else f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training a fold; they "
-            "share trainings, and std says nothing of the error of their mean. "
+            else f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training of each "
+            "fold; they share trainings, so std says nothing about the error of the mean. "
             f"{repeats} repetitions: independent collections, mean"
-            + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval takes several")
+            + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval needs several")
         ),
     )
     table.add_column("", no_wrap=True)

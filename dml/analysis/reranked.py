@@ -1,4 +1,4 @@
-"""What re-ranking gains on a run's test, and how sure that is."""
+"""The gain of re-ranking on a run's test, and how sure it is."""
 
 import logging
 
@@ -18,12 +18,17 @@ log = logging.getLogger("dml")
 
 
 def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[str, float]:
-    """Metrics of the concatenated embedding, ranked again by `protocol.rerank`.
+    """Ranks the test by the concatenated embedding and `protocol.rerank`, and compares that with the plain ranking.
+
+    Args:
+        protocol: which has a re-ranker.
+        split: of the run.
+        embedded: the test images.
 
     Returns:
-        `rerank/...` as `test/...`; of metrics that runs are compared by `rerank_gain/...`, the mean over queries of
-        what is gained over the plain ranking, and `rerank_gain/.../low` and `/high`, the ends of its 95 % interval by a
-        paired bootstrap over classes. No gain where all queries are of one class.
+        `rerank/...`, the metrics of the second ranking, named as those of `test/...`. For metrics by which runs are
+        compared also `rerank_gain/...`, the mean gain over queries, and `rerank_gain/.../low` and `/high`, the ends of
+        its 95 % interval by a paired bootstrap over classes. There is no gain if all queries are of one class.
     """
     assert protocol.rerank is not None
     plain, again = protocol.ranking(split, embedded), _again(split, embedded, protocol.rerank)
@@ -38,7 +43,7 @@ def reranked(protocol: Conventional, split: Split, embedded: Embedded) -> dict[s
         gain, of = over_classes(values[found], of_again[name][found], classes[found]), metric(name)
         place, ends = f"{GAIN}/{name}", (gain.low, gain.high)
         result |= {place: gain.estimate} | dict(zip((place + end for end in ENDS), ends, strict=True))
-        log.info("re-ranked: %s %s over classes", of.title, of.change(gain.estimate, ends))
+        log.info("re-ranking changes %s by %s (interval over classes)", of.title, of.change(gain.estimate, ends))
     return result
 
 

@@ -1,7 +1,8 @@
-"""From a similarity to the probability that two images are of one class, and how far it can be believed.
+"""Calibration: the probability that two images of a given similarity are of one class, and how reliable it is.
 
-b bins. Pairs of two classes are thousands of times as many as those of one, in a test set otherwise than in use. So
-both kinds weigh a half here, as in Brümmer & du Preez 2006 (section 4): a user's own odds are added to the log odds.
+b bins. A test set has thousands of times as many pairs of different classes as pairs of one class, and in use the
+proportion is another one. So each kind gets half of the weight here, as in Brümmer & du Preez 2006 (section 4). Users
+who know the proportion add its log odds to those given here.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from scipy.special import expit
 
 from dml.evaluation.pairs import LOWER, Pairs, values_at
 
-BANDS = 10  # of predicted probability
+BANDS = 10  # in which predicted and observed probabilities are compared
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Log odds of one class = slope * similarity + offset, where both kinds of pairs are as frequent.
+    """Log odds of one class = slope * similarity + offset, if pairs of one and of two classes are equally frequent.
 
-    Similarities are taken in the bins of `Pairs.counts`, 2^-12 wide between 0.5 and 1.
+    Similarities are rounded to the bins of `Pairs.counts`, which are 2^-12 wide between 0.5 and 1.
     """
 
     slope: float
@@ -26,12 +27,12 @@ class Calibration:
 
     @classmethod
     def of(cls, pairs: Pairs) -> "Calibration":
-        """By logistic regression."""
+        """Fits slope and offset by logistic regression."""
         from sklearn.linear_model import LogisticRegression
 
         similarities, weights = _bins(pairs)
         kinds = np.repeat([0, 1], weights.shape[1])
-        # The penalty keeps the slope finite where the kinds are apart; it is far below the last digit otherwise.
+        # The penalty keeps the slope finite where similarities separate the kinds; else it is far below the last digit.
         model = LogisticRegression(C=1e6, solver="newton-cholesky", max_iter=500)
         flat = weights.reshape(-1)
         known = flat > 0
@@ -39,12 +40,12 @@ class Calibration:
         return cls(float(model.coef_[0, 0]), float(model.intercept_[0]))
 
     def probability(self, similarities: np.ndarray) -> np.ndarray:
-        """Of one class."""
+        """Returns the probability that pairs of these similarities are of one class, in the same shape."""
         found: np.ndarray = expit(self.slope * similarities + self.offset)
         return found
 
     def on(self, pairs: Pairs) -> "Reliability":
-        """How it does on some pairs."""
+        """Measures how well the calibration fits some pairs."""
         similarities, weights = _bins(pairs)
         odds = self.slope * similarities + self.offset
         cost = np.logaddexp(0, np.stack([odds, -odds])) / np.log(2)
@@ -61,14 +62,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Of a calibration, on some pairs.
+    """How well a calibration fits some pairs.
 
     Attributes:
-        cllr: mean cost of the log odds in bits (Brümmer & du Preez 2006, equation 8): 0 of a calibration that is always
-            sure and right, 1 of one that says nothing.
-        error: expected calibration error: how far predicted and observed are apart on average over bands.
-        predicted, observed, share: `[bands]` of each occupied band of predicted probability the mean of it, the share
-            of one class, and how much of all weight is there.
+        cllr: mean cost of the log odds in bits (Brümmer & du Preez 2006, equation 8): 0 for a calibration that is
+            always sure and right, 1 for one that says nothing.
+        error: expected calibration error: the mean distance between predicted and observed probability over the bands,
+            weighted by `share`.
+        predicted, observed, share: `[bands]`, one value for each band of predicted probability that holds pairs: the
+            mean prediction, the share of pairs of one class, and the band's share of all weight.
     """
 
     cllr: float
@@ -79,7 +81,8 @@ class Reliability:
 
 
 def _bins(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """The middle similarity of each occupied bin `[b]`, and its weight among either kind `[2,b]`, each half in all."""
+    """Returns the middle similarity of each occupied bin, `[b]`, and the bin's weight among the pairs of each kind,
+    `[2,b]`; the weights of a kind sum to a half."""
     used = np.flatnonzero(pairs.counts.sum(0))
     middle = values_at((used << LOWER) + (1 << LOWER - 1)).astype(float)
     counts = pairs.counts[:, used]

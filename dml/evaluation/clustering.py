@@ -1,4 +1,4 @@
-"""K-means, and how well clusters of the embeddings are the classes: NMI and F1 (Song et al. 2017, section 5)."""
+"""K-means, and how well clusters of embeddings agree with the classes: NMI and F1 (Song et al. 2017, section 5)."""
 
 import math
 import warnings
@@ -10,40 +10,42 @@ from dml.errors import UserError
 
 
 def need_faiss(what: str = "K-means") -> Any:
-    """The module faiss.
+    """Imports faiss and returns the module.
 
     Args:
-        what: needs it.
+        what: what needs faiss, as the first words of the error message.
 
     Raises:
-        UserError: it is not installed.
+        UserError: faiss is not installed.
     """
     try:
         import faiss
     except ImportError as error:
         raise UserError(
-            f"{what} needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]' (an evaluation does without "
-            "it with protocol.clustering=false)."
+            f"{what} needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]' (with "
+            "protocol.clustering=false an evaluation does not need it)."
         ) from error
     return faiss
 
 
 def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
-    """Clusters by faiss: 20 Lloyd iterations over all points from `clusters` random points; on a GPU where its build
-    has one.
+    """Clusters points with faiss: 20 Lloyd iterations over all points, starting from `clusters` random ones. It uses a
+    GPU if faiss was built for one.
 
-    The clusters are a function of the set of points: the order of storage does not matter, and equal points are in one
-    cluster. Neither does a factor that is a power of two.
+    The clusters depend on the set of points alone: the order of storage does not matter, nor does a common factor that
+    is a power of two, and equal points are in one cluster.
 
     Args:
         embeddings: `[N,D]`, N >= clusters, within the range of float32.
-        seed: the same one gives the same clusters.
+        clusters: number of clusters.
+        seed: the same seed gives the same clusters.
 
     Returns:
         `[N]` int64, the nearest centroid of each point.
 
     Raises:
-        UserError: faiss is not installed; NaN or infinity, of which faiss would abort; fewer points than clusters.
+        UserError: faiss is not installed, the embeddings hold NaN or infinity (faiss would abort), or there are fewer
+            points than clusters.
     """
     faiss = need_faiss()
     with np.errstate(over="ignore"):
@@ -51,12 +53,13 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     if not np.isfinite(points).all():
         raise UserError("K-means cannot cluster NaN, infinity or values beyond float32: look for a diverged training.")
     if not 1 <= clusters <= len(points):
-        raise UserError(f"K-means cannot make {clusters} clusters of {len(points)} points.")
-    # A power of two rounds nothing; squares of larger values would leave float32, and faiss would abort. + 0 for -0.
+        raise UserError(f"K-means cannot make {clusters} clusters of {len(points)} points: each needs at least one.")
+    # Squares of large values would leave float32, and faiss would abort. Dividing by a power of two rounds nothing.
+    # Adding 0 turns -0 into 0.
     points = np.ascontiguousarray(np.ldexp(points, -math.frexp(float(np.abs(points).max()))[1]) + np.float32(0))
     _, first, place, count = np.unique(_sortable(points), return_index=True, return_inverse=True, return_counts=True)
     distinct = points[first]
-    # faiss would warn of fewer than 39 points a centroid and sample 256 of more; retrieval test sets have 2 to 82.
+    # By default faiss warns of fewer than 39 points a centroid, and uses 256 of them at most. Test sets have 2 to 82.
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}
     # faiss's seed is an int32.
     options = {"niter": 20, "seed": seed % 2**31, "gpu": min(1, faiss.get_num_gpus())}
@@ -67,24 +70,24 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
 
 
 def _sortable(points: np.ndarray) -> np.ndarray:
-    """`[N,D]` float32 -> `[N]` byte strings whose order is that of the rows, the first coordinate before the others.
+    """Turns points `[N,D]` float32 into byte strings `[N]` that sort as the rows do, by the first coordinate first.
 
-    A last bit that differs, as between processors, moves no row far.
+    So a difference in the last bit, as between two processors, moves no row far.
     """
     bits = points.view(np.uint32)
-    # IEEE floats are ordered as their bits are, where those of negative ones are turned over.
+    # IEEE floats are ordered as their bits are, once the bits of negative ones are inverted.
     ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(">u4")
     return ordered.view(np.dtype((np.void, ordered.itemsize * points.shape[1]))).reshape(-1)
 
 
 def clustering_scores(assignment: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Agreement of clusters `[N]` with classes `[N]`, both of whole numbers.
+    """Measures how well clusters `[N]` agree with classes `[N]`, both whole numbers.
 
-    `nmi`: mutual information over the arithmetic mean of the two entropies. `f1`: harmonic mean of precision and
-    recall over pairs of points, a pair being positive where both are in one cluster and relevant where both are of
-    one class; 1 where there is neither sort of pair, as the two partitions are then the same.
+    `nmi`: mutual information divided by the arithmetic mean of the two entropies. `f1`: harmonic mean of precision and
+    recall over pairs of points. A pair is positive if both points are in one cluster, and relevant if both are of one
+    class. Without any such pair `f1` is 1, since the two partitions are then the same.
 
-    Both come from a sparse contingency table: a dense one of 11,316 classes takes 1 GB.
+    Both are computed from a sparse contingency table: a dense one of 11,316 classes takes 1 GB.
     """
     # Imported here: retrieval metrics alone need not wait for scikit-learn.
     from sklearn.metrics import normalized_mutual_info_score

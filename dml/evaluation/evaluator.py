@@ -1,4 +1,4 @@
-"""From a method and its test images to metrics, the same for every method and any number of processes.
+"""Embeds the test images with a method and computes their metrics, alike for all methods and any number of ranks.
 
 N test images, L learners, d width of one learner.
 """
@@ -34,17 +34,17 @@ class Embedded:
     rows: Tensor
 
     def take(self, rows: np.ndarray) -> "Embedded":
-        """Those of `rows` of the records."""
+        """Returns the embeddings of these rows of the records, in ascending order of rows."""
         at = torch.searchsorted(self.rows, torch.as_tensor(np.sort(rows), device=self.rows.device))
         return Embedded(self.embeddings[at], self.labels[at], self.rows[at])
 
     def cpu(self) -> "Embedded":
-        """The same on the CPU, to be written or drawn; metrics are counted where the embeddings are."""
+        """Returns a copy on the CPU, to write or draw. Metrics are computed on the device of the embeddings."""
         return Embedded(self.embeddings.cpu(), self.labels.cpu(), self.rows.cpu())
 
 
 class Collector(Collecting):
-    """Embeddings of all ranks, brought together and de-duplicated by index: padding never changes a metric."""
+    """Collects the embeddings of all ranks and keeps each row once, so padding of batches never changes a metric."""
 
     full_state_update = False
     embeddings: list[Tensor]
@@ -57,7 +57,7 @@ class Collector(Collecting):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, embeddings: Tensor, labels: Tensor, rows: Tensor) -> None:
-        """`[b,L,d]`, `[b]`, `[b]`."""
+        """Adds a batch: embeddings `[b,L,d]`, labels `[b]`, and rows of the records `[b]`."""
         self.embeddings.append(embeddings.float())
         self.labels.append(labels)
         self.rows.append(rows)
@@ -69,9 +69,9 @@ class Collector(Collecting):
         )
 
     def embedded(self) -> Embedded:
-        """What all ranks collected, in the order of rows, each row once."""
+        """Returns what all ranks collected, in the order of rows, each row once."""
         embeddings, labels, rows = self.compute()
-        # torchmetrics squeezes what has one element.
+        # torchmetrics squeezes tensors with one element.
         labels, rows = labels.reshape(-1), rows.reshape(-1)
         rows, order = rows.sort(stable=True)
         first = torch.ones_like(rows, dtype=torch.bool)
@@ -88,14 +88,14 @@ def embed_batches(
     of: Callable[[Tensor], Tensor] | None = None,
     title: str | None = None,
 ) -> Embedded:
-    """Embeds all batches in evaluation mode and leaves the method in the mode in which it was.
+    """Embeds all batches in evaluation mode, then puts the method back into the mode it was in.
 
     Args:
         method: whose `embed` maps images `[b,3,H,W]` to learners `[b,L,d]`.
         batches: `image [b,3,H,W]`, `label [b]`, `index [b]`: this rank's part of the images.
         to_device: moves a batch to the method's device.
-        of: what to take of the images instead of `method.embed`, also `[b,3,H,W] -> [b,L,d]`.
-        title: of the progress bar; None shows none.
+        of: a function to use instead of `method.embed`, also `[b,3,H,W] -> [b,L,d]`.
+        title: of the progress bar; None: no bar.
     """
     embedding: Any = of or method.embed
     collector = Collector().to(method.device)
@@ -112,10 +112,13 @@ def embed_batches(
 def embed_rows(
     trainer: Trainer, rows: np.ndarray, title: str, *, of: Callable[[Tensor], Tensor] | None = None
 ) -> Embedded:
-    """Rows of the data of a running training, shared by its ranks, in its precision; the same on every rank.
+    """Embeds rows of the data during a training, in its precision. The ranks share the work; all get the whole result.
 
     Args:
-        of: see `embed`.
+        trainer: of the running training.
+        rows: of the records.
+        title: of the progress bar.
+        of: see `embed_batches`.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     with trainer.precision_plugin.val_step_context():
@@ -140,23 +143,25 @@ def score(
     groups: Mapping[str, slice] | None = None,
     final: bool,
 ) -> dict[str, float]:
-    """Metrics of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
+    """Computes the metrics of the concatenated embedding (`test/...`) and of each learner (`learners/<i>/...`).
 
-    `learners/mean/...` and `learners/std/...` are over the learners. Of several learners, `learners/self_cosine` is the
-    mean cosine between two learners' embeddings of one image (ABE section 6.2), `learners/correlation` as in
-    `correlation` (DCES Table 7), and `first/<m>/...` are of the ensemble of the first m learners (DCES Fig. 10).
+    `learners/mean/...` and `learners/std/...` are the mean and standard deviation over the learners. With several
+    learners there are also: `learners/self_cosine`, the mean cosine between two learners' embeddings of one image (ABE
+    section 6.2); `learners/correlation`, see `correlation` (DCES Table 7); and `first/<m>/...`, the metrics of the
+    ensemble of the first m learners (DCES Fig. 10).
 
     Args:
-        queries: the query images; they are their own gallery where `gallery` is None.
-        retrieval: embeddings of queries `[Q,D]` and of the gallery `[M,D]` (None: the queries) -> metrics.
-        slices: a single learner's embedding is cut into as many and those are scored too, as `slices/...` for
-            `learners/...`, which DCES compares its learners with.
-        groups: ensembles of some learners, which are tested too, by name: `<name>/...` are the group's metrics (DeML
-            Table 2), `<name>/self_cosine` is between its learners (Table 4).
-        final: with the metrics that only the last evaluation of a run gives: `first/...`.
+        queries: the query images.
+        gallery: the gallery images; None: the queries are the gallery.
+        retrieval: a function from the embeddings of queries `[Q,D]` and gallery `[M,D]` (None: the queries) to metrics.
+        slices: with a single learner, its embedding is cut into this many slices, which are scored as learners are,
+            under `slices/...`. DCES compares its learners with such slices.
+        groups: ensembles of some learners that are tested too, by name. `<name>/...` are the group's metrics (DeML
+            Table 2), `<name>/self_cosine` is the mean cosine between its learners (Table 4).
+        final: also compute `first/...`, which only the last evaluation of a run gives.
 
     Raises:
-        UserError: slices that do not divide the width.
+        UserError: `slices` does not divide the width of the embedding.
     """
 
     def measure(part: Callable[[Tensor], Tensor]) -> dict[str, float]:
@@ -164,7 +169,9 @@ def score(
 
     _, learners, width = queries.embeddings.shape
     if learners == 1 and width % slices:
-        raise UserError(f"protocol.slices={slices} does not divide the embedding's width {width}.")
+        raise UserError(
+            f"protocol.slices={slices} does not divide the embedding's width {width}: choose a divisor of it."
+        )
     kind, parts = ("learners", learners) if learners > 1 else ("slices", slices)
 
     def cut(embeddings: Tensor) -> Tensor:  # [N,L,d] -> [N,parts,.]
@@ -193,7 +200,7 @@ def score(
 
 
 def _of_parts(measured: Sequence[dict[str, float]], prefix: str) -> dict[str, float]:
-    """The metrics of each part, their mean and their standard deviation."""
+    """Returns the metrics of each part, and their mean and standard deviation over the parts."""
     result: dict[str, float] = {}
     for name in (name for name in measured[0] if metric(name).per_learner):
         values = np.array([one[name] for one in measured])
@@ -203,10 +210,10 @@ def _of_parts(measured: Sequence[dict[str, float]], prefix: str) -> dict[str, fl
 
 
 def correlation(embeddings: Tensor) -> float:
-    """Correlation coefficient between the embeddings of different learners (DCES Table 7).
+    """Computes the correlation between the embeddings of different learners (DCES Table 7).
 
-    The paper does not say how coefficients are put together. Here: Pearson's between a dimension of one learner and a
-    dimension of another, over the images; its absolute value, averaged over all such pairs of dimensions.
+    The paper does not say how coefficients are combined. Here it is the absolute value of Pearson's coefficient over
+    the images, averaged over all pairs of a dimension of one learner and a dimension of another.
 
     Args:
         embeddings: `[N,L,d]`, L > 1. A dimension without variance counts as uncorrelated.
@@ -220,7 +227,7 @@ def correlation(embeddings: Tensor) -> float:
 
 
 def self_cosines(embeddings: Tensor) -> Tensor:
-    """Cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
+    """Returns the cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
     learners = embeddings.shape[1]
     first, second = torch.triu_indices(learners, learners, offset=1, device=embeddings.device)
     return (embeddings[:, first] * embeddings[:, second]).sum(-1).flatten()

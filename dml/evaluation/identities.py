@@ -1,4 +1,4 @@
-"""Protocols of re-identification: persons across cameras, and vehicles among one image of each."""
+"""Protocols of re-identification: persons across cameras, and vehicles in a gallery with one image of each."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from dml.evaluation.splits import Split
 
 
 class AcrossCameras(Conventional):
-    """Market-1501's protocol: CMC and mAP, images of the query's identity from the query's camera left out.
+    """Market-1501's protocol: CMC and mAP, without gallery images of the query's identity from the query's camera.
 
     See `dml.evaluation.reidentification.across_cameras`. Options are those of `Conventional`.
     """
@@ -27,7 +27,11 @@ class AcrossCameras(Conventional):
     one_gallery = False
 
     def parted(self, records: Records) -> Split:
-        """Raises UserError for a data set without cameras or without a gallery of its own."""
+        """Splits as `Conventional` does, and adds the cameras.
+
+        Raises:
+            UserError: the data set has no cameras, or no gallery apart from its queries.
+        """
         if records.cameras is None or records.gallery_rows is None:
             lacks = "cameras" if records.cameras is None else "gallery apart from its queries"
             raise UserError(f"{records.name} has no {lacks}: evaluate it with protocol=conventional.")
@@ -62,12 +66,12 @@ class OneImageGallery(Conventional):
     See `dml.evaluation.reidentification.one_image_gallery`.
 
     Args:
-        draws: galleries, over which metrics are averaged.
-        seed: of the galleries: every method and every training seed meets the same ones.
+        draws: how many random galleries are drawn; metrics are averaged over them.
+        seed: of the draws. Every method and every training seed meets the same galleries.
         options: see `Conventional`.
 
     Raises:
-        UserError: a number that is none.
+        UserError: as `Conventional`.
     """
 
     of_test = ("map",)
@@ -78,7 +82,7 @@ class OneImageGallery(Conventional):
         self.draws, self.seed = draws, seed
 
     def parted(self, records: Records) -> Split:
-        """All test images, queries and gallery alike: each draw parts them anew.
+        """Makes all test images queries, also those that the data set has as its gallery: each draw splits them anew.
 
         Raises:
             UserError: every test image is alone in its class.
@@ -86,7 +90,10 @@ class OneImageGallery(Conventional):
         whole = super().parted(records)
         rows = whole.query if whole.gallery is None else np.sort(np.concatenate([whole.query, whole.gallery]))
         if len(np.unique(records.labels[rows])) == len(rows):
-            raise UserError(f"Every test image of {records.name} is alone in its class: none is left as a query.")
+            raise UserError(
+                f"Every test image of {records.name} is alone in its class, so none is left as a query: give at least "
+                "one class two images."
+            )
         return replace(whole, query=rows, gallery=None)
 
     def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:

@@ -1,4 +1,4 @@
-"""What a caller gives - embeddings, labels, numbers - checked once and turned into what the metrics are computed of."""
+"""Checks of what a caller gives - embeddings, labels, numbers - and their conversion to tensors."""
 
 import operator
 from collections.abc import Iterable
@@ -16,7 +16,11 @@ LARGEST = float(torch.finfo(torch.float32).max)
 
 
 def as_number(value: Any, name: str, least: int = 1) -> int:
-    """A whole number of Python's or NumPy's, from `least` to 2^32 - 1. Raises UserError for anything else."""
+    """Returns a whole number of Python's or NumPy's as int.
+
+    Raises:
+        UserError: it is something else, or not between `least` and 2^32 - 1.
+    """
     try:
         number = None if isinstance(value, bool | np.bool_ | Tensor) else operator.index(value)
     except TypeError:
@@ -27,27 +31,27 @@ def as_number(value: Any, name: str, least: int = 1) -> int:
 
 
 def as_ks(values: Iterable[Any], name: str = "ks") -> tuple[int, ...]:
-    """The K of Recall@K, in their order.
+    """Returns the K of Recall@K, in the order in which they are given.
 
     Raises:
-        UserError: no sequence of whole numbers of 1 or more, or one that is there twice.
+        UserError: they are no sequence of whole numbers from 1, or one is there twice.
     """
     try:
         given = list(values)
     except TypeError:
-        raise UserError(f"{name}={values!r} has to be a sequence of whole numbers, as (1, 10).") from None
+        raise UserError(f"{name}={values!r} has to be a sequence of whole numbers, such as (1, 10).") from None
     found = tuple(as_number(k, f"a K in {name}") for k in given)
     if len(set(found)) < len(found):
-        raise UserError(f"{name}={list(found)} names a K twice.")
+        raise UserError(f"{name}={list(found)} names a K twice: name each once.")
     return found
 
 
 def as_embeddings(values: ArrayLike | Tensor, name: str) -> Tensor:
-    """`[N,D]`, on the device where it is.
+    """Returns embeddings as a tensor `[N,D]`, on the device where they are.
 
     Raises:
-        UserError: no real numbers, another number of dimensions, no row or no column, or a value that is not finite or
-            beyond float32.
+        UserError: they are not real numbers, have another number of dimensions, have no row or no column, or hold a
+            value that is not finite or is beyond the range of float32.
     """
     tensor = _tensor(values, name)
     if tensor.dtype == torch.bool or tensor.is_complex():
@@ -57,32 +61,36 @@ def as_embeddings(values: ArrayLike | Tensor, name: str) -> Tensor:
     broken = (~tensor.isfinite()).any(1).nonzero()
     if len(broken):
         raise UserError(
-            f"Row {int(broken[0])} of {name} holds NaN or infinity ({len(broken)} such rows); look for a diverged "
-            "training or a division by a zero norm."
+            f"Row {int(broken[0])} of {name} holds NaN or infinity, and {len(broken)} rows do in all: look for a "
+            "diverged training or a division by a zero norm."
         )
     if max(abs(float(bound)) for bound in tensor.aminmax()) > LARGEST:
-        raise UserError(f"{name} holds values beyond {LARGEST:.2g}, the range of float32; divide all of them by one.")
+        raise UserError(f"{name} holds values beyond {LARGEST:.2g}, the range of float32; divide all by one number.")
     return tensor
 
 
 def as_labels(values: ArrayLike | Tensor, embeddings: Tensor, name: str) -> Tensor:
-    """`[N]` int64 on the device of the embeddings that it belongs to; only equality of labels has a meaning.
+    """Returns labels as `[N]` int64 on the device of their embeddings. Only the equality of labels has a meaning.
 
     Raises:
-        UserError: labels that are not whole numbers, or another number of them than of embeddings.
+        UserError: they are not whole numbers, or not one for each embedding.
     """
     tensor = _tensor(values, name)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise UserError(f"{name} holds {tensor.dtype}; give class labels as whole numbers.")
     if tensor.shape != embeddings.shape[:1]:
         raise UserError(
-            f"{name} has shape {list(tensor.shape)} beside {len(embeddings)} embeddings; give one label a row."
+            f"{name} has shape {list(tensor.shape)} beside {len(embeddings)} embeddings; give one label for each row."
         )
     return tensor.to(embeddings.device, torch.int64)
 
 
 def as_pair(queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both as tensors on the device of the queries; the same one twice without a gallery."""
+    """Returns queries and gallery as tensors on the device of the queries; without a gallery the queries twice.
+
+    Raises:
+        UserError: as `as_embeddings`, or their dimensions differ.
+    """
     points = as_embeddings(queries, "embeddings")
     if gallery is None:
         return points, points
@@ -95,7 +103,7 @@ def as_pair(queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None) -> 
 
 
 def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
-    """A dense tensor of a type that torch computes with. Raises UserError for what has no numbers."""
+    """Returns a dense tensor of a type that torch computes with. Raises UserError if it cannot be made."""
     if isinstance(values, Tensor):
         if values.layout != torch.strided or values.is_quantized:
             raise UserError(f"{name} is a tensor of layout {values.layout}; give a dense one of plain numbers.")
@@ -105,7 +113,7 @@ def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError) as error:  # rows of different lengths
-        raise UserError(f"{name} is no array of numbers ({error}).") from error
+        raise UserError(f"{name} is no array of numbers ({error}): give rows of equal length.") from error
     if array.dtype.kind not in "biufc":
         raise UserError(f"{name} holds {array.dtype}; give numbers.")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:  # torch counts with int64

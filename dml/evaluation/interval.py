@@ -1,7 +1,7 @@
-"""How sure a mean over queries is: a bootstrap.
+"""Bootstrap intervals of a mean over queries.
 
-Images of one class are not independent: classes are what would be drawn anew in another test set, so theirs is the
-interval to print; one over images is too narrow. How much runs differ by their seed is in none of them.
+Images of one class are not independent, and another test set would bring other classes. So the interval over classes is
+the one to report; the one over images is too narrow. Neither contains how much runs differ by their seed.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,28 +16,31 @@ from dml.evaluation.metrics import Ranking
 
 LEVEL = 0.95
 
-ENDS = ("/low", "/high")  # of the names of an interval's ends in `metrics.json`, behind that of its metric
+ENDS = ("/low", "/high")  # what `metrics.json` adds to a metric's name for the ends of its interval
 
 BATCH = 2**24  # numbers that a bootstrap holds at a time
 
-Found = tuple[float, float, float, np.ndarray]  # the mean, its percentile interval, and the draws
+Found = tuple[float, float, float, np.ndarray]  # the mean, the ends of its percentile interval, the mean of each draw
 
 
 def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
-    """Draws whole classes, with all their queries.
+    """Bootstraps the mean over queries by drawing whole classes, with all their queries.
 
     Args:
-        values: `[Q]`, of each query.
-        classes: `[Q]`, their classes.
-        draws: how many.
+        values: `[Q]`, one of each query.
+        classes: `[Q]`, the classes of the queries.
+        draws: number of draws.
         seed: of the draws.
 
+    Returns:
+        The mean, the lower and upper end of its 95 % percentile interval, and the mean of each draw, `[draws]`.
+
     Raises:
-        UserError: a single class.
+        UserError: all queries are of one class.
     """
     _, number = np.unique(classes, return_inverse=True)
     if number.max() == 0:
-        raise UserError("all queries are of one class: none can be drawn.")
+        raise UserError("all queries are of one class: an interval over classes needs at least two.")
     sums, sizes = np.bincount(number, values), np.bincount(number)
 
     def mean(of: np.ndarray, count: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -47,7 +50,7 @@ def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, se
 
 
 def over_images(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
-    """Draws queries one by one, as if they were independent. Arguments as `over_classes`."""
+    """Bootstraps the mean by drawing queries one by one, as if they were independent. See `over_classes`."""
     return _bootstrap((values,), np.mean, draws, seed)
 
 
@@ -68,15 +71,15 @@ def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], dr
 
 
 def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict[str, float]:
-    """`<metric>/low` and `<metric>/high` of the metrics by which runs are compared, over classes.
+    """Computes intervals over classes for the metrics by which runs are compared.
 
     Args:
-        ranking: of Q queries; those without a positive are left out, as they are of the metrics.
-        classes: `[Q]`.
-        draws: of the bootstrap.
+        ranking: of Q queries; those without a positive are left out, as metrics leave them out.
+        classes: `[Q]`, the classes of the queries.
+        draws: number of draws of the bootstrap.
 
     Returns:
-        Nothing where fewer than two classes have a query with a positive.
+        `<metric>/low` and `<metric>/high`; nothing if fewer than two classes have a query with a positive.
     """
     valid = ranking.positives > 0
     if len(np.unique(classes[valid])) < 2:
@@ -89,7 +92,7 @@ def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict
 
 
 def of_comparisons(ranking: Ranking) -> Mapping[str, np.ndarray]:
-    """`[Q]` float64 of each metric of comparisons that the ranking gives."""
+    """Returns, by name, the values `[Q]` float64 of each metric by which runs are compared and that the ranking has."""
     found = {}
     for one in METRICS:
         if "compare" in one.tables:

@@ -1,7 +1,7 @@
-"""The metrics, each declared once: its name, how it is written, which way is better, and in which tables it stands.
+"""The metrics, each declared once: its name and title, its format, which way is better, and which tables show it.
 
-In `metrics.json` a metric stands behind a place, as `test/recall@1` and `learners/mean/recall@1`.
-b queries of a block, L items of the largest class in it.
+In `metrics.json` the name of a metric follows a place: in `test/recall@1` and `learners/mean/recall@1` the places are
+`test` and `learners/mean`. b queries of a block, L items of the largest class in it.
 """
 
 import re
@@ -17,20 +17,20 @@ OfQuery = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """What is known of a metric.
+    """The declaration of one metric.
 
     Attributes:
-        name: the last part of its names in `metrics.json`; `@K` at its end stands for any number.
-        title: as people write it.
-        higher_is_better: None: neither way.
-        unit: none of a share, 0 to 1, and of a coefficient.
-        format: as Python's.
-        per_learner: of each learner, slice and group of learners too.
-        of_query: ranks `[b,L]` of the queries' positives, the nearest first, and how many there are, `[b]`, R -> `[b]`
-            float64, of which the metric is the mean. Ranks up to R are exact; of others it is only known that they
-            are above R, and so are those of padding.
-        tables: `run`: it is a column of the table of a run; `compare`: two runs are compared by it.
-        places: where its values are columns of tables of several runs, and their titles.
+        name: the last part of its names in `metrics.json`; `@K` at the end stands for any number.
+        title: the name as people write it.
+        higher_is_better: None: neither way is better.
+        unit: empty for a share, 0 to 1, and for a coefficient.
+        format: a format specification of Python's.
+        per_learner: whether it is also computed for each learner, slice and group of learners.
+        of_query: computes the metric's value of each query; the metric is their mean. It maps the ranks of the queries'
+            positives, `[b,L]`, the nearest first, and their number R, `[b]`, to values `[b]` float64. Ranks up to R are
+            exact; larger ones, and those of padding, are only known to be above R.
+        tables: `run`: the table of one run shows it; `compare`: two runs are compared by it.
+        places: the places whose values are columns in tables of several runs, with the titles of the columns.
     """
 
     name: str
@@ -44,16 +44,16 @@ class Metric:
     places: Mapping[str, str] = field(default_factory=dict)
 
     def written(self, value: float | None) -> str:
-        """A value in its format; nothing for None."""
+        """Formats a value; empty for None."""
         return "" if value is None else f"{value:{self.format}}"
 
     def change(self, value: float, ends: Sequence[float] = ()) -> str:
-        """By how much it differs, with its sign, and the ends of the interval of that where they are known."""
+        """Formats a difference with its sign, followed by the ends of its interval if they are given."""
         low_high = ", ".join(f"{end:+{self.format}}" for end in ends)
         return f"{value:+{self.format}}" + (f" [{low_high}]" if ends else "")
 
     def better(self, value: float, than: float | None) -> bool:
-        """Whether a value is the better one of two; the first one is better than None."""
+        """Returns whether a value is better than another; every value is better than None."""
         assert self.higher_is_better is not None
         return than is None or (value > than if self.higher_is_better else value < than)
 
@@ -63,21 +63,21 @@ def _first_is_right(ranks: Tensor, count: Tensor) -> Tensor:
 
 
 def _r_precision(ranks: Tensor, count: Tensor) -> Tensor:
-    """Share of positives among the R nearest items."""
+    """Returns the share of positives among the R nearest items."""
     return (ranks <= count[:, None]).sum(1) / count.double()
 
 
 def _average_precision_at_r(ranks: Tensor, count: Tensor) -> Tensor:
-    """1/R * sum of i / r_i over positives of rank r_i <= R (Musgrave et al. 2020, section 3.2)."""
+    """Returns 1/R * sum of i / r_i over positives of rank r_i <= R (Musgrave et al. 2020, section 3.2)."""
     order = torch.arange(1, ranks.shape[1] + 1, device=ranks.device)
     return ((ranks <= count[:, None]) * order / ranks.double()).sum(1) / count
 
 
-HEADLINE = "recall@1"  # what stands for a run where there is room for one metric
+HEADLINE = "recall@1"  # the metric to show where there is room for one only
 
-RERANKED, GAIN = "rerank", "rerank_gain"  # places of a test that was ranked a second time, and of what that gained
+RERANKED, GAIN = "rerank", "rerank_gain"  # places for metrics of the re-ranked test, and for their gain over the test
 
-# In the order of tables. What is no better either way is a count or a remark.
+# In the order of tables. Counts and remarks are better neither way.
 METRICS = (
     Metric(
         HEADLINE,
@@ -94,7 +94,7 @@ METRICS = (
         },
     ),
     Metric("recall@K", "Recall@K", per_learner=True, tables=("run",)),
-    # Recall@1 by another name, of which a table has one.
+    # Recall@1 by another name, so no table shows it.
     Metric("precision@1", "P@1", per_learner=True, of_query=_first_is_right),
     Metric("r_precision", "R-Prec", per_learner=True, of_query=_r_precision, tables=("run",)),
     Metric(
@@ -131,7 +131,7 @@ _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def declared(name: str) -> Metric | None:
-    """The metric of a name, with its place or without (`recall@4` is `recall@K`); None: it is not declared."""
+    """Returns the metric of a name, with or without its place, or None; `recall@4` is declared as `recall@K`."""
     name = name.removesuffix("/std").removesuffix("/mean").rsplit("/", 1)[-1]
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -142,25 +142,29 @@ def declared(name: str) -> Metric | None:
 
 
 def metric(name: str) -> Metric:
-    """As `declared`. Raises KeyError where it is not."""
+    """Returns the metric of a name, as `declared` does.
+
+    Raises:
+        KeyError: it is not declared.
+    """
     found = declared(name)
     if found is None:
-        raise KeyError(f"{name} is declared nowhere: dml/evaluation/metric.py has the metrics.")
+        raise KeyError(f"the metric {name} is not declared: add it to METRICS in dml/evaluation/metric.py.")
     return found
 
 
 def of_queries() -> dict[str, OfQuery]:
-    """Of each metric that is a mean over the queries, what it is of a query."""
+    """Returns `Metric.of_query` of each metric that is a mean over the queries, by name."""
     return {metric.name: metric.of_query for metric in METRICS if metric.of_query is not None}
 
 
 def of_a_query() -> list[str]:
-    """Names of metrics that have a value of each query, whatever protocol has them; without Recall@K."""
+    """Returns the names of all metrics, of any protocol, that have a value for each query; without Recall@K."""
     return [one.name for one in METRICS if one.of_query is not None or one.name in ("map", "map_toolkit")]
 
 
 def of_runs() -> Iterator[tuple[str, str, Metric]]:
-    """The columns of tables of several runs: name in `metrics.json`, title, metric."""
+    """Yields the columns of tables of several runs: name in `metrics.json`, title, metric."""
     for one in METRICS:
         for place, title in one.places.items():
             yield f"{place}/{one.name}".lstrip("/"), title, one

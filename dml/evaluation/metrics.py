@@ -1,12 +1,12 @@
-"""Exact retrieval metrics: who stands nearer, counted for every query against the whole gallery.
+"""Exact retrieval metrics: every query is compared with the whole gallery.
 
 Q queries, M gallery items, D width, b queries of a block, L items of the largest class in a block, R positives of
 a query, k scores kept.
 
 Items are ranked by Euclidean distance, as in all five papers; for unit-norm embeddings that is ranking by cosine.
-**Ties go against the query**: a negative exactly as near as a positive stands before it, and positives tied with
-each other follow one another. A collapsed embedding scores 0, and no metric depends on the order of storage.
-Identical embeddings always tie; different ones at the same distance do as far as float32 scores show it.
+**Ties go against the query**: a negative that is exactly as near as a positive is ranked before it, and positives that
+tie with each other get successive ranks. So a collapsed embedding scores 0, and no metric depends on the order of
+storage. Identical embeddings always tie; different ones at the same distance tie if their float32 scores are equal.
 """
 
 import math
@@ -29,12 +29,13 @@ from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, fu
 
 @dataclass(frozen=True)
 class Ranking:
-    """What became of each query; all zero for one that has no positive in the gallery.
+    """The result of each query. All numbers are 0 for a query that has no positive in the gallery.
 
     Attributes:
         best_rank: `[Q]` int64, rank of the nearest positive, from 1. Recall@K is `best_rank <= K`, for any K.
-        values: `[Q]` float64 of each metric that is a mean over queries (`dml.evaluation.metric.of_queries`), by name.
-        positives: `[Q]` int64, R: items of the query's class in the gallery, without the query itself.
+        values: by name, the values `[Q]` float64 of each metric that is a mean over queries
+            (`dml.evaluation.metric.of_queries`).
+        positives: `[Q]` int64, R: the number of items of the query's class in the gallery, without the query itself.
     """
 
     best_rank: np.ndarray
@@ -54,21 +55,22 @@ def evaluate(
     clustering: bool = True,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Averages over the queries that have a positive; all fractions, 0 to 1.
+    """Computes the metrics of embeddings: fractions from 0 to 1, averaged over the queries that have a positive.
 
     Args:
         embeddings, labels, gallery, gallery_labels, block, shared: see `rank`.
-        ks: the K of Recall@K, each 1 or more and there once; a large one costs no more time than a small one.
-        clustering: k-means of the queries' embeddings as given, one cluster a class.
+        ks: the K of Recall@K, each at least 1 and no two equal; a large K costs no more time than a small one.
+        clustering: also run k-means on the queries' embeddings as given, with one cluster for each class.
         seed: of k-means.
 
     Returns:
-        `recall@K` of each K, the metrics of `dml.evaluation.metric.of_queries` (`precision@1`, `r_precision`, `map@r`),
-        the counts `queries` (all of them) and
-        `queries_without_positive` (left out of the averages), and with `clustering` `nmi` and `f1`.
+        `recall@K` of each K; the metrics of `dml.evaluation.metric.of_queries` (`precision@1`, `r_precision`,
+        `map@r`); the counts `queries` (all of them) and `queries_without_positive` (left out of the averages); and
+        with `clustering` also `nmi` and `f1`.
 
     Raises:
-        UserError: as `rank` does; a K that is none; no query has a positive; clustering without faiss.
+        UserError: as `rank`; also if a K is below 1 or named twice, if no query has a positive, or if clustering is
+            asked for and faiss is not installed.
     """
     ks = as_ks(ks)
     ranking = rank(embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, block=block, shared=shared)
@@ -79,7 +81,11 @@ def evaluate(
 
 
 def averages(ranking: Ranking, ks: Sequence[int]) -> dict[str, float]:
-    """What `evaluate` returns of a ranking. Raises UserError where no query has a positive."""
+    """Averages a ranking over its queries: what `evaluate` returns, without clustering.
+
+    Raises:
+        UserError: no query has a positive.
+    """
     found = ranking.positives > 0
     if not found.any():
         raise UserError(
@@ -92,7 +98,14 @@ def averages(ranking: Ranking, ks: Sequence[int]) -> dict[str, float]:
 
 
 def cluster(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed: int = 0) -> dict[str, float]:
-    """`nmi` and `f1` of k-means, one cluster a class: `[N,D]`, `[N]`. Raises UserError as `evaluate` does."""
+    """Clusters embeddings `[N,D]` by k-means, one cluster for each class, and compares the clusters with labels `[N]`.
+
+    Returns:
+        `nmi` and `f1`.
+
+    Raises:
+        UserError: shapes do not fit, an embedding holds NaN or infinity, or faiss is not installed.
+    """
     points = as_embeddings(embeddings, "embeddings")
     classes = as_labels(labels, points, "labels").cpu().numpy()
     seed = as_number(seed, "seed", 0)
@@ -113,19 +126,20 @@ def rank(
 
     Args:
         embeddings: `[Q,D]` queries, of any number type; scores are float32 (see `Space`).
-        labels: `[Q]` whole numbers; or the `Layout` of these and of the gallery's, which serves all embeddings of the
-            same images.
+        labels: `[Q]` whole numbers; or the `Layout` of them and of the gallery's labels, which can be used again for
+            other embeddings of the same images.
         gallery: `[M,D]`. None: the queries are the gallery, each without itself (by index).
         gallery_labels: `[M]`, given with `gallery` unless `labels` is a layout.
-        block: queries at a time, rounded up to whole tiles of 128; None: a tile on a CPU, as many as the free memory of
-            a GPU has room for. Memory is about 4 * block * M bytes beside the embeddings, for each of torch's threads
-            on a CPU; no metric depends on it.
-        shared: all ranks of a distributed run call this with the same arguments: each takes its share of the queries,
-            in whole tiles, and all get the ranking of all, to the last bit that of a single process.
+        block: queries at a time, rounded up to whole tiles of 128. None: one tile on a CPU, and on a GPU as many as its
+            free memory has room for. It takes about 4 * block * M bytes beside the embeddings (on a CPU, for each of
+            torch's threads). No metric depends on it.
+        shared: divide the work among the ranks of a distributed run. All ranks call this with the same arguments; each
+            takes its share of the queries, in whole tiles, and all get the whole ranking, to the last bit that of a
+            single process.
 
     Raises:
-        UserError: shapes that do not fit, labels that are no whole numbers, NaN or infinity among the embeddings,
-            one of `gallery` and `gallery_labels` without the other, a block below 1.
+        UserError: shapes do not fit, labels are not whole numbers, the embeddings hold NaN or infinity, one of
+            `gallery` and `gallery_labels` is missing, or `block` is below 1.
     """
     block = block if block is None else as_number(block, "block")
     queries, items, layout = _laid_out(embeddings, labels, gallery, gallery_labels)
@@ -149,11 +163,11 @@ def rank(
 
 
 def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
-    """As `rank`, of scores from elsewhere.
+    """Ranks as `rank` does, but by scores that are given, such as those of a re-ranker.
 
     Args:
-        scores: rows `[b]` of the queries -> `[b,M]`, the larger the nearer.
-        layout: of the labels.
+        scores: a function from rows `[b]` of the queries to scores `[b,M]`, the larger the nearer.
+        layout: of the labels of queries and gallery.
     """
     best = torch.zeros_like(layout.positives)
     values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in of_queries()}
@@ -173,15 +187,18 @@ def _laid_out(
     gallery: ArrayLike | Tensor | None,
     gallery_labels: ArrayLike | Tensor | None,
 ) -> tuple[Tensor, Tensor, Layout]:
-    """What `rank` is given, checked: queries `[Q,D]`, gallery `[M,D]`, and the layout of their labels."""
+    """Checks the arguments of `rank`: returns queries `[Q,D]`, gallery `[M,D]`, and the layout of their labels."""
     if isinstance(labels, Layout):
         if labels.apart != (gallery is not None) or gallery_labels is not None:
-            raise UserError("A layout holds the gallery's labels: give a gallery where it was made with one.")
+            raise UserError(
+                "A layout holds the gallery's labels: give no gallery_labels, and give a gallery exactly if the layout "
+                "was made with one."
+            )
         queries, items = as_pair(embeddings, gallery)
         if (len(queries), len(items)) != (len(labels.own), len(labels.order)):
             raise UserError(
                 f"The layout is of {len(labels.own)} queries and {len(labels.order)} items, not of {len(queries)} and "
-                f"{len(items)}."
+                f"{len(items)}: make it from the labels of these embeddings."
             )
         return queries, items, labels
     if (gallery is None) != (gallery_labels is None):
@@ -193,7 +210,10 @@ def _laid_out(
 
 
 def _take_positives(strip: Strip, layout: Layout, at: Tensor) -> Tensor:
-    """Moves the scores of the queries' classes out of their strip: `[b,L]`, own and padding -inf."""
+    """Returns the scores of each query's positives, `[b,L]`, and hides the query's class in the strip.
+
+    The query itself and padding have -inf.
+    """
     length = layout.length[at, None]
     place = torch.arange(int(length.max()), device=at.device)
     run = layout.start[at, None] + torch.minimum(place, length - 1)
@@ -204,15 +224,16 @@ def _take_positives(strip: Strip, layout: Layout, at: Tensor) -> Tensor:
 
 
 def _ranks(negatives: Strip, nearness: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a block the best ranks `[b]`, and the ranks `[b,L]` of all positives as `Metric.of_query` has them.
+    """Returns the best rank of each query of a block, `[b]`, and the ranks of its positives, `[b,L]`, as
+    `Metric.of_query` takes them.
 
-    The i-th nearest positive has rank i + the number of negatives at least as near. Metrics ask only about ranks up to
-    R, for which the R nearest negatives are enough: a positive behind all of them has a rank above R. Where the best
-    one is, its rank takes a pass over the whole gallery.
+    The i-th nearest positive has rank i + the number of negatives at least as near. Metrics need exact ranks up to R
+    only, for which the R nearest negatives are enough: a positive behind all of them has a rank above R. If even the
+    best positive is behind them, its rank takes a pass over the whole gallery.
 
     Args:
-        negatives: scores `[b,P]`, -inf where no negative is.
-        nearness: `[b,L]` scores of the positives, -inf where none is.
+        negatives: scores `[b,P]`, -inf where there is no negative.
+        nearness: `[b,L]` scores of the positives, -inf where there is none.
         count: `[b]`, R.
     """
     deepest = int(count.max())
@@ -228,8 +249,8 @@ def _ranks(negatives: Strip, nearness: Tensor, count: Tensor) -> tuple[Tensor, T
 
 
 def _count_at_least(scores: Tensor, threshold: Tensor) -> Tensor:
-    """Scores `[n,P]` at or above `[n,1]`, counted in place: float sums are several times as fast as boolean ones.
+    """Counts the scores `[n,P]` of each row that are at or above `[n,1]`; the scores are overwritten.
 
-    They are exact up to 2^24, 16.7 million gallery items.
+    It sums floats, which is several times as fast as summing booleans and exact up to 2^24, 16.7 million gallery items.
     """
     return torch.ge(scores, threshold, out=scores).sum(1).long()

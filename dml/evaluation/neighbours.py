@@ -17,24 +17,26 @@ from dml.evaluation.scores import Space, Strip, each_strip, full_precision
 def nearest(
     queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None = None, *, k: int, block: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest gallery items of each query, nearest first, of equally near ones the lower index first.
+    """Finds the k nearest gallery items of each query, nearest first; among equally near ones the lower index is first.
 
     Args:
         queries: `[Q,D]`.
         gallery: `[M,D]`. None: the queries are the gallery, each without itself.
-        block: as for `rank`.
+        k: how many items to find for each query.
+        block: queries at a time, as for `dml.evaluation.metrics.rank`.
 
     Returns:
         Euclidean distances `[Q,k]` float32 and indices into the gallery `[Q,k]` int64.
 
     Raises:
-        UserError: as `rank` does; k below 1 or above the number of items.
+        UserError: shapes do not fit, an embedding holds NaN or infinity, `block` is below 1, or k is below 1 or above
+            the number of items.
     """
     points, items = as_pair(queries, gallery)
     available = len(items) - (gallery is None)
     block = block if block is None else as_number(block, "block")
     if as_number(k, "k", 0) not in range(1, available + 1):
-        raise UserError(f"k={k} nearest items asked for; choose 1 to {available}, what the gallery holds.")
+        raise UserError(f"k={k} nearest items cannot be found: choose 1 to {available}, the size of the gallery.")
     space = Space.of(points, items)
 
     def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,7 @@ def nearest(
 
 
 def _first_of_equals(strip: Strip, k: int) -> Tensor:
-    """Columns of the k largest scores, `[b,k]`: topk alone takes any of several equal ones."""
+    """Returns the columns of the k largest scores, `[b,k]`, the lower of two equal ones first; topk alone takes any."""
     scores = strip.scores
     row, column = (scores >= strip.largest(k)[:, -1:]).nonzero().unbind(1)
     order = scores[row, column].argsort(descending=True, stable=True)

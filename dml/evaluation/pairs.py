@@ -1,15 +1,16 @@
-"""All pairs of some images by their similarity: which are of one class, above which similarity, without holding them.
+"""Verification by a threshold: exact error rates over all pairs of some images, without holding the pairs.
 
 N images, D width, C classes, G groups of classes, b bins.
 
-Similarities are the float32 scalar products of embeddings: cosines, of unit vectors. A pair matches where its
-similarity is at least the threshold. FMR, false match rate: the share of the pairs of different classes that match;
-FNMR, false non-match rate: the share of the pairs of one class that do not (ISO/IEC 19795-1, section 4).
+Similarities are the float32 scalar products of embeddings, which are cosines for unit vectors. A pair matches if its
+similarity is at least the threshold. FMR, the false match rate, is the share of the pairs of different classes that
+match. FNMR, the false non-match rate, is the share of the pairs of one class that do not (ISO/IEC 19795-1, section 4).
 
-Exact order statistics without sorting N^2 / 2 numbers: float32 has 2^32 values, whose bits can be put in their order. A
-first pass counts pairs by the upper 20 bits, a second one by the lower 12 where the wanted one lies. Each pass takes
-N^2 D / 2 multiply-adds; the state is 2 x 2^20 counts (16 MiB), and as much for a block and its counts, whatever N. Of
-what torch has, `kthvalue` and `quantile` hold and sort all.
+Quantiles of N^2 / 2 similarities are exact here, and nothing is sorted. The 32 bits of a float32 value can be mapped to
+integers in the order of the values. A first pass counts pairs by the upper 20 bits; a second one counts by the lower 12
+bits in the bin where the wanted quantile lies. Each pass takes N^2 D / 2 multiply-adds. Whatever N is, memory is
+2 x 2^20 counts (16 MiB) and as much for a block and its counts. torch's `kthvalue` and `quantile` would hold and sort
+all pairs.
 """
 
 import math
@@ -25,16 +26,16 @@ from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_labels
 from dml.evaluation.scores import full_precision
 
-UPPER, LOWER = 20, 12  # bits
-ROWS, COLUMNS = 512, 2048  # of a block: similarities and keys stay in a cache
+UPPER, LOWER = 20, 12  # bits of a similarity that the first and the second pass count by
+ROWS, COLUMNS = 512, 2048  # of a block, small enough for similarities and keys to stay in a cache
 
-GROUPS = 2048  # of classes that are drawn together, where there are more: a matrix of them takes 32 MiB
+GROUPS = 2048  # more classes than this are drawn in so many groups, whose matrix takes 32 MiB
 BATCH = 500  # draws of a bootstrap at a time
 
 
 @dataclass(frozen=True)
 class Operating:
-    """A point on the curve: the threshold at which the FMR is the largest that is not above the one asked for."""
+    """A point on the curve of FMR and FNMR: the threshold with the largest FMR that is not above the one asked for."""
 
     asked: float
     threshold: float
@@ -44,8 +45,14 @@ class Operating:
 
 @dataclass(frozen=True)
 class Block:
-    """Similarities `[r,c]` of rows against columns, places in the order of labels, in a buffer that the next block uses
-    again; `same` and `different [r,c]` bool say which are pairs of either kind; None: all are of different classes."""
+    """Similarities of a block of pairs, in a buffer that the next block uses again.
+
+    Attributes:
+        rows, columns: of the images, which are sorted by label.
+        scores: `[r,c]`, the similarities.
+        same, different: `[r,c]` bool, which entries are pairs of one class and of different classes. None: all are
+            pairs of different classes.
+    """
 
     rows: slice
     columns: slice
@@ -58,15 +65,17 @@ class Pairs:
     """All pairs i < j of some images.
 
     Args:
-        embeddings: `[N,D]`, on the device that is to compute.
+        embeddings: `[N,D]`, on the device that shall compute.
         labels: `[N]` whole numbers.
 
     Attributes:
-        same, different: how many pairs there are of one class and of two.
-        counts: `[2,2^20]` int64, pairs of different classes and of one, by the upper bits of their similarity.
+        same, different: the number of pairs of one class and of different classes.
+        counts: `[2,2^20]` int64, the number of pairs of different classes (row 0) and of one class (row 1), by the
+            upper bits of their similarity.
 
     Raises:
-        UserError: as `dml.evaluation.metrics.rank`; no pair of one class, or none of two.
+        UserError: as `dml.evaluation.metrics.rank`; also if there is no pair of one class, or none of different
+            classes.
     """
 
     def __init__(self, embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> None:
@@ -80,7 +89,9 @@ class Pairs:
         self.different = len(points) * (len(points) - 1) // 2 - self.same
         if not self.same or not self.different:
             lack = "no two images are of one class" if not self.same else "all images are of one class"
-            raise UserError(f"A threshold tells pairs of one class from pairs of two: here {lack}.")
+            raise UserError(
+                f"A threshold needs pairs of one class and pairs of different classes, but {lack}: give other images."
+            )
         self.counts = self._count_upper()
 
     @full_precision()
@@ -94,13 +105,14 @@ class Pairs:
         return counts.cpu().numpy()
 
     def _blocks(self) -> Iterator[Block]:
-        """The upper triangle. Every pass computes the same bits: its products have the same shapes."""
+        """Yields the upper triangle in blocks. Every pass gives the same bits, since its products have the same
+        shapes."""
         count, device = len(self.points), self.points.device
         place = torch.arange(count, device=device)
         buffer = self.points.new_empty(ROWS * COLUMNS)
         for start in range(0, count, ROWS):
             rows = slice(start, min(start + ROWS, count))
-            mixed = int(self.end[rows.stop - 1])  # columns before are of the rows' own classes too
+            mixed = int(self.end[rows.stop - 1])  # only columns before this one can share a class with the rows
             for first, stop in ((start, mixed), (mixed, count)):
                 for at in range(first, stop, COLUMNS):
                     columns = slice(at, min(at + COLUMNS, stop))
@@ -115,21 +127,23 @@ class Pairs:
                     yield Block(rows, columns, scores, later & equal, later & ~equal)
 
     def curve(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Thresholds, FMR and FNMR `[b]` at all edges between occupied bins, exact there; thresholds ascend."""
+        """Returns thresholds, FMR and FNMR, `[b]` each, at the edges of all occupied bins; they are exact there.
+        Thresholds ascend."""
         used = np.flatnonzero(self.counts.sum(0))
         below = np.concatenate([np.zeros((2, 1), np.int64), self.counts[:, used].cumsum(1)], axis=1)
         edges = np.append(values_at(used << LOWER), np.inf)
         return edges, 1 - below[0] / self.different, below[1] / self.same
 
     def resolves(self) -> float:
-        """The smallest FMR above 0."""
+        """Returns the smallest FMR above 0 that these pairs can have."""
         return 1 / self.different
 
     @full_precision()
     def operating(self, fmrs: Sequence[float]) -> list[Operating]:
-        """The points of some FMRs, each in 0..1 and at least `resolves()`: a second pass."""
+        """Finds the thresholds of some FMRs, in a second pass. Each FMR has to be in 0..1 and at least `resolves()`."""
         allowed = [math.floor(fmr * self.different * (1 + 1e-12)) for fmr in fmrs]
-        # The largest similarity that must not match: so many pairs of different classes are above it at most.
+        # At most `allowed` pairs of different classes may match. The threshold is just above the largest similarity
+        # that must not match.
         above = self.counts[0][::-1].cumsum()
         bins = [(1 << UPPER) - 1 - int(np.searchsorted(above, one, side="right")) for one in allowed]
         lower = self._count_lower(sorted(set(bins)))
@@ -146,7 +160,7 @@ class Pairs:
         return found
 
     def _count_lower(self, bins: Sequence[int]) -> dict[int, np.ndarray]:
-        """By bin `[2,2^12]`, its pairs of either kind by their lower bits."""
+        """Counts the pairs of some bins by their lower bits: for each bin `[2,2^12]`, by kind as in `counts`."""
         counts = {at: torch.zeros(2, 1 << LOWER, dtype=torch.int64, device=self.points.device) for at in bins}
         for block in self._blocks():
             for kind, keys in enumerate(_keys(block)):
@@ -159,10 +173,11 @@ class Pairs:
 
     @full_precision()
     def at(self, threshold: float, seed: int = 0) -> "Matches":
-        """Who matches at a threshold, by group of classes: one more pass.
+        """Counts matches at a threshold by groups of classes, in one more pass.
 
         Args:
-            seed: which classes are in a group, where there are more than `GROUPS`.
+            threshold: pairs match if their similarity is at least this.
+            seed: decides which classes form a group, if there are more than `GROUPS`.
         """
         classes = len(self.sizes)
         groups = min(classes, GROUPS)
@@ -193,13 +208,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Matches:
-    """Mistakes at a threshold, by group of classes.
+    """Errors at a threshold, by groups of classes.
 
     Attributes:
-        missed, same: `[G]` float64, pairs of one class of the group that do not match, and all of these.
-        false, different: `[G,G]` float64, symmetric, pairs of classes of two groups that match, and all of these; on
-            the diagonal those of two classes of one group.
-        classes: C; G is the smaller one of it and `GROUPS`.
+        missed, same: `[G]` float64, by group: the number of pairs of one class that do not match, and of all pairs of
+            one class.
+        false, different: `[G,G]` float64, symmetric, by two groups: the number of pairs of different classes that
+            match, and of all such pairs. The diagonal has pairs of two classes of one group.
+        classes: C, the number of classes. G is C or `GROUPS`, whichever is smaller.
     """
 
     missed: np.ndarray
@@ -218,10 +234,11 @@ class Matches:
         return float((_drawn(self.false, ones) / _drawn(self.different, ones))[0])
 
     def intervals(self, draws: int, seed: int = 0, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """Percentile intervals of `fmr` and `fnmr` by a bootstrap over classes, the threshold being what it is.
+        """Computes percentile intervals of `fmr` and `fnmr` by a bootstrap over classes, at the given threshold.
 
-        A class that is drawn w times brings its images w times. A pair of two classes is there as often as the product
-        of their two numbers; copies of one class are no pair of two. More than `GROUPS` classes are drawn by groups.
+        A class that is drawn w times brings its images w times. A pair of two classes counts as often as the product of
+        their two numbers of draws; copies of one class are not a pair of different classes. If there are more than
+        `GROUPS` classes, whole groups are drawn.
         """
         random, groups = np.random.default_rng(seed), len(self.same)
         found: dict[str, list[np.ndarray]] = {"fmr": [], "fnmr": []}
@@ -236,15 +253,15 @@ class Matches:
 
 
 def _drawn(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Pairs `[G,G]` of groups that are there `times [n,G]` times -> `[n]`."""
+    """Sums pair counts `[G,G]` over n draws, in which each group is drawn `times [n,G]` times: returns `[n]`."""
     own = counts.diagonal()
     return ((times @ counts * times).sum(1) - times**2 @ own) / 2 + times @ own
 
 
 def _keys(block: Block) -> tuple[Tensor, Tensor]:
-    """Similarities of the pairs of different classes and of those of one, as int32 in the order of their values; the
-    block is used up."""
-    bits = block.scores.add_(0.0).view(torch.int32)  # + 0 for -0, which equals it
+    """Returns the similarities of pairs of different classes and of pairs of one class, as int32 that sort as the
+    values do. It overwrites the block's scores."""
+    bits = block.scores.add_(0.0).view(torch.int32)  # adding 0 turns -0 into 0
     keys = bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))
     if block.same is None or block.different is None:
         return keys.flatten(), keys.new_empty(0)
@@ -252,7 +269,7 @@ def _keys(block: Block) -> tuple[Tensor, Tensor]:
 
 
 def values_at(places: np.ndarray) -> np.ndarray:
-    """Places 0..2^32-1 in the order of float32 values -> the values."""
+    """Returns the float32 values at some places, 0..2^32-1, of the ascending order of all float32 values."""
     keys = (places - (1 << 31)).astype(np.int64)
     bits = np.where(keys < 0, keys ^ 0x7FFFFFFF, keys)
     return bits.astype(np.int64).astype(np.uint32).view(np.float32)

@@ -1,4 +1,4 @@
-"""Who trains, who is searched for, who is searched, and which checkpoint is reported."""
+"""Protocols: which images train, which are queries and gallery, and which checkpoint is the result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,30 +25,32 @@ class Conventional:
     """The protocol of most papers: train on the training classes, retrieve among the test classes.
 
     Args:
-        select: which checkpoint is the result. `last`: the last one; the best one on the test set, which is what most
-            papers report (ABE section 5: "for the iteration with highest Recall@1"), stands beside it and is labelled
-            so. `best_test`: that one, labelled so, the last one beside it. `val_classes`: the best one on the last
-            quarter of the training classes, which are then not trained on.
+        select: which checkpoint is the result. `last`: the last one. The checkpoint that is best on the test set is
+            reported beside it and labelled so; it is what most papers report (ABE section 5: "for the iteration with
+            highest Recall@1"). `best_test`: the checkpoint that is best on the test set, labelled so, with the last one
+            beside it. `val_classes`: the one that is best on the last quarter of the training classes, which are then
+            not trained on.
         criterion: the metric by which checkpoints are compared, one of `criteria`.
-        patience: training stops after so many evaluations on validation classes without a better one; None: never.
+        patience: training stops after so many evaluations on validation classes without a new best; None: never.
         ks: the K of Recall@K.
-        every: how often to evaluate while training.
-        unit: of `every`: steps, or epochs of the sampler.
+        every: how often to evaluate while training, in `unit`.
+        unit: `steps`, or `epochs` of the sampler.
         batch_size: of the evaluation, per device.
-        clustering: report NMI and F1 at the end (k-means with one cluster a test class).
-        slices: cut the embedding of a method with a single learner into as many slices and score those too, which is
-            what DCES compares its learners with (Table 7, Fig. 10).
-        seen: Recall@1 among the training images too, at every evaluation (DeML Fig. 5): it costs a pass over them.
+        clustering: report NMI and F1 at the end (k-means with one cluster for each test class).
+        slices: for a method with a single learner, cut its embedding into this many slices and score those too. DCES
+            compares its learners with such slices (Table 7, Fig. 10).
+        seen: also report Recall@1 among the training images at every evaluation (DeML Fig. 5). It costs a pass over
+            them.
 
     Raises:
-        UserError: a K, an interval, patience or a number of slices that is no positive number.
+        UserError: `ks` lacks 1, names a K twice, or holds something other than whole numbers from 1.
     """
 
-    axes: tuple[Axis, ...] = ()  # numbers that tell its trainings apart: a single one
+    axes: tuple[Axis, ...] = ()  # numbers that tell its trainings apart, such as a fold; none: it has one training
     of_test = tuple(of_queries())  # metrics of its test beside Recall@K
-    keeps_embeddings = False  # of the test images, in the run's folder
-    one_gallery = True  # for all queries, as re-ranking takes it
-    rerank: Reranker | None = None  # what the last evaluation ranks the test by too
+    keeps_embeddings = False  # whether the run's folder keeps those of the test images
+    one_gallery = True  # whether all queries share one gallery, which re-ranking needs
+    rerank: Reranker | None = None  # a second ranking of the test in the last evaluation
 
     def __init__(
         self,
@@ -66,18 +68,18 @@ class Conventional:
     ) -> None:
         ks = as_ks(ks, "protocol.ks")
         if 1 not in ks:
-            raise UserError(f"protocol.ks={list(ks)} has to hold 1: every run is told by its Recall@1.")
+            raise UserError(f"protocol.ks={list(ks)} has to hold 1, since every run reports Recall@1: add 1.")
         self.select, self.criterion, self.patience = select, criterion, patience
         self.ks = ks
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
     def split(self, records: Records) -> Split:
-        """Who trains, is sought and is searched, checked.
+        """Splits the records into training, queries, gallery and validation, and checks the split.
 
         Raises:
-            UserError: a data set that the protocol cannot part, a split that `Split.check` refuses, or a criterion that
-                is no metric of what it monitors.
+            UserError: the protocol cannot split this data set, `Split.check` refuses the split, or `criterion` is not
+                a metric of the part that is monitored.
         """
         split = self.parted(records)
         split.check(records)
@@ -89,10 +91,13 @@ class Conventional:
         return split
 
     def parted(self, records: Records) -> Split:
-        """Training classes to train on; test classes as query and gallery, or apart where the data set has them so.
+        """Splits the records, without checks; protocols override it.
+
+        Here all training classes train, but for those that `select=val_classes` holds out. The test images are queries
+        and gallery at once, or one of the two where the data set says which.
 
         Raises:
-            UserError: too few training classes to hold some out.
+            UserError: there are too few training classes to hold some out.
         """
         whole = Split(records.train_rows, records.query_rows, records.gallery_rows)
         if self.select == "val_classes":
@@ -101,12 +106,12 @@ class Conventional:
         return whole
 
     def criteria(self, part: EvaluatedPart) -> list[str]:
-        """The metrics of a part of the split by which checkpoints can be compared."""
+        """Returns the metrics of a part of the split by which checkpoints can be compared."""
         names = [*(f"recall@{k}" for k in self.ks), *(self.of_test if part == "test" else of_queries())]
         return [name for name in names if (known := declared(name)) and known.higher_is_better is not None]
 
     def interval(self, steps_per_epoch: int) -> int:
-        """Steps between two evaluations."""
+        """Returns the number of steps between two evaluations."""
         return self.every * (steps_per_epoch if self.unit == "epochs" else 1)
 
     def score(
@@ -118,10 +123,15 @@ class Conventional:
         groups: Mapping[str, slice] | None = None,
         final: bool,
     ) -> dict[str, float]:
-        """Metrics of one checkpoint on one part of the split, computed by all ranks together.
+        """Computes the metrics of one checkpoint on one part of the split. All ranks share the work.
 
-        On the test images those of `dml.evaluation.evaluator.score`, with clustering for the final ones alone; on the
-        validation images those of the concatenation, as `validation/...`.
+        Args:
+            embedded: the images of that part, `[N,L,d]`.
+            split: of the run.
+            part: `test` gives the metrics of `dml.evaluation.evaluator.score`; `validation` gives those of the
+                concatenated embedding, named `validation/...`.
+            groups: see `dml.evaluation.evaluator.score`.
+            final: also compute what only the last evaluation of a run gives, such as clustering.
         """
         if part == "validation":
             whole = embedded.embeddings.flatten(1)
@@ -137,7 +147,7 @@ class Conventional:
         return metrics
 
     def retrieval(self, split: Split, queries: Embedded, gallery: Embedded | None) -> Retrieval:
-        """How one embedding of these images is scored."""
+        """Returns the function that scores one embedding of these images, such as a single learner's."""
         layout = Layout.of(queries.labels, None if gallery is None else gallery.labels)
 
         def measure(query_points: Tensor, gallery_points: Tensor | None) -> dict[str, float]:
@@ -146,7 +156,8 @@ class Conventional:
         return measure
 
     def ranking(self, split: Split, embedded: Embedded) -> Ranking | None:
-        """What became of each query, in the order of `split.query`; None where the protocol has no such ranking."""
+        """Ranks the gallery for each query, in the order of `split.query`; None if the protocol has no single ranking
+        of a query."""
         queries = embedded.take(split.query)
         gallery = None if split.gallery is None else embedded.take(split.gallery)
         return rank(
@@ -158,26 +169,36 @@ class Conventional:
 
 
 def _held_out(whole: Split, records: Records, classes: np.ndarray) -> Split:
-    """The split with some of its training classes for validation. Raises UserError where none is left to train on."""
+    """Returns the split with some training classes moved to validation. Raises UserError if none is left to train."""
     held = np.isin(records.labels[whole.train], classes)
     if not len(classes) or held.all():
         number = len(np.unique(records.labels[whole.train]))
-        raise UserError(f"{records.name} has {number} training classes: too few to hold some of them out.")
+        raise UserError(
+            f"{records.name} has {number} training classes: too few to hold some of them out; choose another data set "
+            "or protocol."
+        )
     return replace(whole, train=whole.train[~held], validation=whole.train[held])
 
 
 class Tuning(Conventional):
-    """For searches: the last quarter of the training classes stands in the place of the test, which is not looked at.
+    """A protocol for hyper-parameter searches: the last quarter of the training classes takes the place of the test.
 
-    What `select=val_classes` chooses by is all that there is, so that a trial costs no evaluation of the test. Its
-    `test/...` are of classes that a training of the benchmark learns from: they compare trials, and are no results.
-    Options are those of `Conventional`.
+    These are the classes that `select=val_classes` holds out. The real test classes are never evaluated, so a trial
+    costs no time for them. The metrics `test/...` are of classes that a normal training learns from: use them to
+    compare trials, not as results. Options are those of `Conventional`.
     """
 
     def parted(self, records: Records) -> Split:
-        """Raises UserError for too few training classes, and for `select=val_classes`, of which the test is all."""
+        """Holds out the last quarter of the training classes as the test.
+
+        Raises:
+            UserError: there are too few training classes, or `select=val_classes`, whose classes are already the test.
+        """
         if self.select == "val_classes":
-            raise UserError("protocol.select=val_classes: held-out classes are its test: leave it out.")
+            raise UserError(
+                "protocol.select=val_classes cannot be used with protocol=tuning, where the held-out classes are "
+                "already the test: leave it out."
+            )
         classes = np.unique(records.labels[records.train_rows])
         whole = Split(records.train_rows, records.query_rows, None)
         held = _held_out(whole, records, classes[len(classes) - max(1, len(classes) // 4) :])
@@ -188,18 +209,18 @@ class Tuning(Conventional):
 class RandomClassSplit(Conventional):
     """Train on a random half of the training classes, choose the checkpoint on the other half (DIABLO section 4.2).
 
-    The checkpoint that is the best on the validation classes is the one that is tested; no test image takes
-    part in the choice. Mean and standard deviation over several such splits are the result.
+    The checkpoint that is best on the validation classes is tested; no test image takes part in the choice. The
+    result is the mean and standard deviation over several such splits.
 
     Args:
-        split: number of the split, from 0; it is a function of `seed` and this number, so that every method and
+        split: number of the split, from 0. Its classes depend on `seed` and this number alone, so every method and
             every training seed meets the same splits.
-        splits: how many there are.
+        splits: number of splits.
         seed: of the splits.
-        options: see `Conventional`.
+        options: those of `Conventional`, without `select`.
 
     Raises:
-        UserError: a split that is not there.
+        UserError: `split` is not below `splits`, or `select` is given.
     """
 
     axes = (Axis("split", "splits"),)
@@ -207,15 +228,18 @@ class RandomClassSplit(Conventional):
     def __init__(self, *, split: WholeNumber, splits: Few = 10, seed: Seed = 0, **options: Any) -> None:
         super().__init__(**options)
         if self.select != "last":
-            raise UserError("protocol.select cannot be chosen here: a random half of the training classes selects.")
+            raise UserError(
+                "protocol.select cannot be chosen here, since the checkpoint is selected on a random half of the "
+                "training classes: leave it out."
+            )
         self.axes[0].check(split, splits)
         self.number, self.seed = split, seed
 
     def parted(self, records: Records) -> Split:
-        """Half of the training classes, rounded up, to train on; the test stays the data set's.
+        """Trains on a random half of the training classes, rounded up, and validates on the others.
 
         Raises:
-            UserError: fewer than two training classes.
+            UserError: there are fewer than two training classes.
         """
         labels = records.labels[records.train_rows]
         classes = np.unique(labels)
@@ -228,22 +252,22 @@ class RandomClassSplit(Conventional):
 class MLRC(Conventional):
     """The protocol of the metric-learning reality check (Musgrave et al. 2020, section 3.1; GSP section 1.6.2).
 
-    The training classes, which are half of all, are cut in their order into folds. One training has one fold for
-    validation and the others to train on; the best checkpoint on the fold's classes is tested. What the trainings of
-    all folds come to together, `dml.aggregate` says.
+    The training classes, which are half of all, are cut in their order into folds. One training validates on one fold
+    and trains on the others; the checkpoint that is best on the fold's classes is tested. `dml.aggregate` computes the
+    result of the trainings of all folds together.
 
     Args:
-        fold: number of the one for validation, from 0.
-        repeat: number of the repetition, from 0: it trains with the seed `seed + repeat`.
-        folds, repeats: how many there are.
-        arithmetic: where n classes are cut into k folds. `linspace`: at `floor(i n / k)`, so that every class is
-            validated once. `mlrc`, as the reality check's own code: folds of `floor(n / k)`, so that the last `n mod k`
-            classes are always trained on (Cars196: two of 98).
-        criterion, patience: see `Conventional`.
-        options: see `Conventional`.
+        fold: number of the fold for validation, from 0.
+        repeat: number of the repetition, from 0. It trains with the seed `seed + repeat`.
+        folds, repeats: how many folds and repetitions there are.
+        arithmetic: where n classes are cut into k folds. `linspace`: at `floor(i n / k)`, so every class is validated
+            once. `mlrc`, as in the reality check's own code: each fold has `floor(n / k)` classes, so the last
+            `n mod k` classes are always trained on (Cars196: two of 98).
+        criterion: see `Conventional`.
+        options: those of `Conventional`, without `select`.
 
     Raises:
-        UserError: a fold or a repetition that is not there, or an unknown arithmetic.
+        UserError: `fold` or `repeat` is not below its number, or `select` is given.
     """
 
     axes = (Axis("repeat", "repeats", reseeds=True), Axis("fold", "folds", collected=True, shapes=True))
@@ -264,15 +288,25 @@ class MLRC(Conventional):
         for axis, number, count in zip(self.axes, (repeat, fold), (repeats, folds), strict=True):
             axis.check(number, count)
         if self.select != "last":
-            raise UserError("protocol.select cannot be chosen with protocol=mlrc: it selects on a fold.")
+            raise UserError(
+                "protocol.select cannot be chosen with protocol=mlrc, since the checkpoint is selected on a fold: "
+                "leave it out."
+            )
         self.fold, self.folds, self.arithmetic = fold, folds, arithmetic
 
     def parted(self, records: Records) -> Split:
-        """Raises UserError for fewer training classes than folds."""
+        """Validates on the classes of one fold and trains on the others.
+
+        Raises:
+            UserError: there are fewer training classes than folds.
+        """
         whole = super().parted(records)
         classes = np.unique(records.labels[whole.train])
         if len(classes) < self.folds:
-            raise UserError(f"{records.name} has {len(classes)} training classes: fewer than {self.folds} folds.")
+            raise UserError(
+                f"{records.name} has {len(classes)} training classes: fewer than {self.folds} folds; lower "
+                "protocol.folds."
+            )
         if self.arithmetic == "linspace":
             ends = [i * len(classes) // self.folds for i in range(self.folds + 1)]
         else:

@@ -1,4 +1,5 @@
-"""Re-identification: retrieval across cameras (Zheng et al. 2015), and among one image an identity (Liu et al. 2016).
+"""Re-identification metrics: retrieval across cameras (Zheng et al. 2015), and in a gallery that holds one image of
+each identity (Liu et al. 2016).
 
 Q queries, M gallery items, D width, b queries of a block. Ties go against the query, as in `dml.evaluation.metrics`.
 """
@@ -29,11 +30,11 @@ def across_cameras(
     block: int | None = None,
     shared: bool = False,
 ) -> dict[str, float]:
-    """CMC and mAP of the Market-1501 protocol; fractions, averaged over the queries that have a positive.
+    """Computes CMC and mAP of the Market-1501 protocol: fractions, averaged over the queries that have a positive.
 
-    Of a query, gallery images of its identity from its own camera are junk: they are taken out of its ranking, as are
-    those with a label below 0 (detections that are nobody's, Market-1501's identity -1). Distractors that count
-    (Market-1501's identity 0000) are an identity that no query has.
+    Some gallery images are junk and are taken out of a query's ranking: those of the query's identity from the query's
+    own camera, and those with a label below 0 (detections of nobody, identity -1 of Market-1501). Distractors, identity
+    0000 of Market-1501, do count: they are negatives, since no query has their identity.
 
     Args:
         embeddings: `[Q,D]`.
@@ -44,14 +45,15 @@ def across_cameras(
         block, shared: see `dml.evaluation.metrics.rank`.
 
     Returns:
-        `recall@K`, CMC@K: share of queries with a positive among the K nearest; `map`, average precision as
-        `1/R sum_i i / r_i` over the R positives of ranks r_i; `map_toolkit`, the area under the line through the
-        precisions as the data set's own toolkit has it, `1/R sum_i (i / r_i + (i-1) / (r_i - 1)) / 2`, where the
-        second term is 1 for r_i = 1; the counts `queries` and `queries_without_positive`.
+        `recall@K`, which is CMC@K: the share of queries with a positive among the K nearest. `map`: average precision
+        as `1/R sum_i i / r_i` over the R positives, where r_i is the rank of the i-th. `map_toolkit`: average precision
+        as the data set's own toolkit computes it, by the trapezoidal rule:
+        `1/R sum_i (i / r_i + (i-1) / (r_i - 1)) / 2`, where the second term is 1 for r_i = 1. And the counts `queries`
+        (all of them) and `queries_without_positive`.
 
     Raises:
-        UserError: shapes that do not fit, labels that are no whole numbers, NaN, a K below 1, or no query has a
-            positive.
+        UserError: shapes do not fit, labels are not whole numbers, an embedding holds NaN or infinity, a K is below 1
+            or named twice, or no query has a positive.
     """
     ks = as_ks(ks)
     ranking = rank_across_cameras(
@@ -84,9 +86,10 @@ def rank_across_cameras(
     block: int | None = None,
     shared: bool = False,
 ) -> Ranking:
-    """What became of each query of `across_cameras`, junk taken out, with `map` and `map_toolkit` as its values.
+    """Ranks the gallery for every query as `across_cameras` does, without junk; `values` has `map` and `map_toolkit`.
 
-    Arguments are those of `across_cameras`, and so is what is raised, but that a query may have no positive.
+    It takes the same arguments as `across_cameras`, without `ks`, and raises the same errors, with one exception: it
+    does not mind if no query has a positive.
     """
     block = block if block is None else as_number(block, "block")
     queries, items = as_pair(embeddings, gallery)
@@ -98,7 +101,8 @@ def rank_across_cameras(
     mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
 
     def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
-        """Of each query how many positives it has, `[b]`, and of these the negatives at least as near, `[b,L]`."""
+        """Returns how many positives each query has, `[b]`, and how many negatives are at least as near as each
+        positive, `[b,L]`."""
         scores = strip.scores[:, : len(items)]
         same = of_query[0, at, None] == of_item[0]
         junk = (same & (of_query[1, at, None] == of_item[1])) | (of_item[0] < 0)
@@ -108,14 +112,14 @@ def rank_across_cameras(
         negatives = descending(scores.masked_fill(same | junk, -torch.inf)).contiguous()
         return count, torch.searchsorted(-negatives, -nearness, right=True)
 
-    # Of each query and each of its positives, the negatives at least as near.
+    # By query: how many negatives are at least as near as each of its positives.
     ahead_of: dict[int, np.ndarray] = {}
     for at, found in each_strip(Space.of(queries, items), mine, block, of_block):
         for query, number, ahead in zip(*(of_rows.cpu().numpy() for of_rows in (at, *found)), strict=True):
             ahead_of[int(query)] = ahead[:number]
     if shared:
         ahead_of = {query: ahead for of_rank in from_all_ranks(ahead_of) for query, ahead in of_rank.items()}
-    # Rank of the i-th nearest positive: the negatives at least as near, and the positives up to it.
+    # The rank of the i-th nearest positive is i plus the number of negatives at least as near.
     ranks = [ahead_of[query] + np.arange(1, len(ahead_of[query]) + 1) for query in range(len(queries))]
     means = {"map": _precisions, "map_toolkit": _toolkit_precisions}
     return Ranking(
@@ -143,28 +147,33 @@ def one_image_gallery(
     seed: int = 0,
     shared: bool = False,
 ) -> dict[str, float]:
-    """PKU VehicleID's protocol: one random image of each identity is the gallery, all others are queries.
+    """Computes PKU VehicleID's metrics: one random image of each identity is the gallery, all others are queries.
 
     Args:
         embeddings: `[N,D]`.
         labels: `[N]` whole numbers.
         ks: the K of Recall@K.
-        draws: galleries, over which metrics are averaged.
-        seed: of the galleries, which are a function of it and the labels alone.
+        draws: how many random galleries are drawn; metrics are averaged over them.
+        seed: of the draws. The galleries depend on it and on the labels alone.
         shared: see `dml.evaluation.metrics.rank`.
 
     Returns:
-        `recall@K`; `map`, the mean of 1 / rank of the one positive; `std_over_draws` of recall@1 (n - 1; 0 of a single
-        draw); the counts `queries` of a draw and `queries_without_positive`, 0.
+        `recall@K`; `map`, the mean of 1 / rank of the one positive; `std_over_draws`, the standard deviation of
+        recall@1 over the draws (divided by n - 1; 0 for a single draw); and the counts `queries`, of one draw, and
+        `queries_without_positive`, which is 0.
 
     Raises:
-        UserError: as `dml.evaluation.metrics.rank` does; a K or a number of draws below 1; no identity with two images.
+        UserError: as `dml.evaluation.metrics.rank`; also if a K or `draws` is below 1, or if no identity has two
+            images.
     """
     ks, draws, seed = as_ks(ks), as_number(draws, "draws"), as_number(seed, "seed", 0)
     points = as_embeddings(embeddings, "embeddings")
     identities = as_labels(labels, points, "labels")
     if len(identities.unique()) == len(identities):
-        raise UserError(f"Each of the {len(identities)} images is alone in its identity: none is left as a query.")
+        raise UserError(
+            f"Each of the {len(identities)} images is alone in its identity, so none is left as a query: give at least "
+            "one identity two images."
+        )
     best, known = [], identities.cpu().numpy()
     for draw in range(draws):
         chosen = torch.as_tensor(_one_each(known, seed, draw), device=points.device)
@@ -184,7 +193,7 @@ def one_image_gallery(
 
 
 def _one_each(identities: np.ndarray, seed: int, draw: int) -> np.ndarray:
-    """`[N]` bool, true of one random image of each identity."""
+    """Returns `[N]` bool, true for one random image of each identity."""
     order = np.random.default_rng([seed, draw]).permutation(len(identities))
     first = np.unique(identities[order], return_index=True)[1]
     chosen = np.zeros(len(identities), bool)

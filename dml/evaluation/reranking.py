@@ -1,10 +1,10 @@
-"""Searches that look at the neighbours of the neighbours: a second ranking of the gallery, of the same embeddings.
+"""Re-ranking: a second ranking of the gallery from the same embeddings, which also uses neighbours of neighbours.
 
 Q queries, M gallery items, N all images, D width, b queries of a block, n and k neighbours.
 
-A re-ranker is given unit vectors and returns a function: rows `[b]` of the queries -> scores `[b,M]`, the larger the
-nearer. Without a gallery the queries are their own, each without itself; what it says of a query's own column does not
-count. Nothing here holds N x M numbers: memory is that of neighbours, N k, and of one block.
+A re-ranker gets unit vectors and returns a function that maps rows `[b]` of the queries to scores `[b,M]`; a larger
+score means nearer. Without a gallery, the queries are the gallery, and no query is ranked against itself: its score in
+its own column is ignored. Nothing here holds N x M numbers. Memory is that of the neighbours, N k, and of one block.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,21 @@ Power = Annotated[float, Field(ge=0, le=100)]  # of similarities
 
 Scores = Callable[[Tensor], Tensor]
 
-CLOSE, STEPS = 1e-6, 100  # of conjugate gradients: the residual's share of what is spread, and steps at most
+CLOSE, STEPS = 1e-6, 100  # conjugate gradients stop at this relative residual, or after so many steps
 
 
 class Reranker:
-    """One way to rank again."""
+    """The interface of all re-rankers."""
 
     def scores(self, queries: Tensor, gallery: Tensor | None) -> Scores:
-        """See the module.
+        """Prepares the re-ranking and returns the function that scores the gallery.
 
         Args:
             queries: `[Q,D]` of unit norm.
-            gallery: `[M,D]` of unit norm; None: the queries.
+            gallery: `[M,D]` of unit norm; None: the queries are the gallery.
+
+        Returns:
+            A function from rows `[b]` of the queries to scores `[b,M]`, the larger the nearer.
         """
         raise NotImplementedError(f"{type(self).__name__} has to define scores()")
 
@@ -49,7 +52,8 @@ def _products(queries: Tensor, items: Tensor) -> Scores:
 
 
 def _neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Tensor:
-    """Rows of the k nearest, without the query itself, nearest first: `[Q,k]`; all where there are fewer."""
+    """Returns the indices of each query's k nearest items, nearest first, without the query itself: `[Q,k]`. Fewer
+    columns if the gallery holds fewer items."""
     items = len(queries) - 1 if gallery is None else len(gallery)
     if not items:
         return torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
@@ -58,11 +62,11 @@ def _neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Tensor:
 
 class AlphaQE(Reranker):
     """Alpha-weighted query expansion (Radenović et al. 2018, section 3.2): q' ~ q + sum_i (q.x_i)^alpha x_i over the n
-    nearest; similarities below 0 weigh nothing. n D numbers a query.
+    nearest items x_i. Neighbours with a similarity below 0 get no weight. Each query reads n D numbers.
 
     Args:
-        n: neighbours.
-        alpha: 0 is average query expansion (Chum et al. 2007).
+        n: number of neighbours that are added to the query.
+        alpha: exponent of the weights; 0 is average query expansion (Chum et al. 2007).
     """
 
     def __init__(self, *, n: Few = 10, alpha: Power = 3.0) -> None:
@@ -79,12 +83,12 @@ class AlphaQE(Reranker):
 
 
 class DatabaseAugmentation(Reranker):
-    """Each gallery item as the sum of itself and its n nearest in the gallery, that of rank r weighted (n - r) / n and
-    itself 1 (Gordo et al. 2017, section 5.3: r counts from itself as 0). Queries that are their own gallery stay what
-    they are when they search.
+    """Database-side augmentation (Gordo et al. 2017, section 5.3): each gallery item is replaced by a weighted sum of
+    itself and its n nearest neighbours in the gallery. The neighbour of rank r has the weight (n - r) / n; the item
+    itself has rank 0 and weight 1. The queries are searched with as they are, also where they are the gallery.
 
     Args:
-        n: neighbours, of which the last one weighs nothing.
+        n: number of neighbours; the n-th has the weight 0.
     """
 
     def __init__(self, *, n: Few = 10) -> None:
@@ -102,14 +106,15 @@ class DatabaseAugmentation(Reranker):
 class KReciprocal(Reranker):
     """Re-ranking by k-reciprocal encoding (Zhong et al. 2017, section 3), step by step as the authors' `re_ranking`.
 
-    d = (1 - lambda) d_Jaccard + lambda d_original, where d_original is the squared Euclidean distance as a share of the
-    query's largest. The authors hold N x N matrices; their vectors have some hundred entries a row, and here no others
-    are held: N (k1 + 1) neighbours, N * some hundred weights, b M distances. Time is N^2 D and that of the overlaps.
+    d = (1 - lambda) d_Jaccard + lambda d_original, where d_original is the squared Euclidean distance divided by the
+    query's largest one. The authors hold N x N matrices of which only some hundred entries a row are not 0. Here only
+    those are held: N (k1 + 1) neighbours, N times some hundred weights, and b M distances of a block. The time is that
+    of N^2 D multiply-adds and of the overlaps.
 
     Args:
-        k1: neighbours of which reciprocal ones are taken.
-        k2: neighbours whose vectors are averaged, itself among them; 1: none.
-        share: lambda.
+        k1: number of neighbours among which reciprocal ones are sought.
+        k2: number of neighbours whose vectors are averaged, the image itself among them; 1: no averaging.
+        share: lambda, the weight of the original distance.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class KReciprocal(Reranker):
     @full_precision()
     def scores(self, queries: Tensor, gallery: Tensor | None) -> Scores:
         points = queries if gallery is None else torch.cat([queries, gallery])
-        first = 0 if gallery is None else len(queries)  # of the gallery
+        first = 0 if gallery is None else len(queries)  # where the gallery begins in `points`
         ranks = _neighbours(points, None, self.k1).cpu().numpy()
         ranks = np.concatenate([np.arange(len(points))[:, None], ranks], axis=1)  # itself first
         farthest = torch.cat([(2 - 2 * part @ points.T).amax(1) for part in points.split(512)]).clamp(min=1e-12)
@@ -145,7 +150,8 @@ class KReciprocal(Reranker):
         return of_rows
 
     def _vectors(self, points: Tensor, ranks: np.ndarray, farthest: Tensor) -> csr_array:
-        """Equation 7: of each image a weight for each of its expanded k-reciprocal neighbours, `[N,N]`."""
+        """Returns the weights of equation 7, sparse `[N,N]`: in row i those of the expanded k-reciprocal neighbours of
+        image i."""
         half = int(np.around(self.k1 / 2))
         near = _reciprocal(ranks)
         nearer = [frozenset(one.tolist()) for one in _reciprocal(ranks[:, : half + 1])]
@@ -166,7 +172,7 @@ class KReciprocal(Reranker):
 
 
 def _reciprocal(ranks: np.ndarray) -> list[np.ndarray]:
-    """Of each image those of its nearest `[N,k]` among whose nearest it is."""
+    """Returns the k-reciprocal neighbours of each image: those of its nearest, `[N,k]`, that have it among theirs."""
     found = []
     for start in range(0, len(ranks), 512):
         part = ranks[start : start + 512]
@@ -176,7 +182,7 @@ def _reciprocal(ranks: np.ndarray) -> list[np.ndarray]:
 
 
 def _overlap(vectors: csr_array, by_column: csr_array, row: int) -> np.ndarray:
-    """Sum of the smaller ones of two vectors' weights, of one image with each item: `[M]`."""
+    """Returns, for one image and each item, the sum of the element-wise minimum of their weights: `[M]`."""
     own = slice(vectors.indptr[row], vectors.indptr[row + 1])
     runs = [slice(by_column.indptr[c], by_column.indptr[c + 1]) for c in vectors.indices[own]]
     items = np.concatenate([by_column.indices[run] for run in runs])
@@ -188,15 +194,16 @@ def _overlap(vectors: csr_array, by_column: csr_array, row: int) -> np.ndarray:
 class Diffusion(Reranker):
     """Diffusion on the graph of mutual neighbours (Iscen et al. 2017, section 3): f = (I - alpha S)^-1 y.
 
-    S = D^-1/2 A D^-1/2 (equation 2), A of similarities^gamma of items that are among each other's k nearest; y are
-    the similarities^gamma of the query's nearest (section 3.3). Solved by conjugate gradients, a block of queries at a
-    time: M k numbers of the graph and 4 b M of a block are held; a block takes 2 b M k multiply-adds a step.
+    S = D^-1/2 A D^-1/2 (equation 2). A holds similarity^gamma of two items that are among each other's k nearest, else
+    0. y holds similarity^gamma of the query's nearest items (section 3.3). The equation is solved by conjugate
+    gradients, a block of queries at a time. Memory is M k numbers for the graph and 4 b M for a block; one step of a
+    block takes 2 b M k multiply-adds.
 
     Args:
-        k: neighbours in the graph.
-        k_query: neighbours of a query.
-        alpha: how far it spreads.
-        gamma: a power.
+        k: number of neighbours of an item in the graph.
+        k_query: number of neighbours of a query, from which diffusion starts.
+        alpha: how far the diffusion spreads, from 0 (no further than the query's neighbours).
+        gamma: exponent of the similarities.
     """
 
     def __init__(
@@ -224,20 +231,20 @@ class Diffusion(Reranker):
         return of_rows
 
     def _graph(self, items: Tensor) -> csr_array:
-        """S `[M,M]`."""
+        """Returns S, sparse `[M,M]`."""
         near = _neighbours(items, None, self.k)
         parts = zip(items.split(512), near.split(512), strict=True)
         similar = torch.cat([(part[:, None] * items[at]).sum(2) for part, at in parts])
         affinity = (similar.clamp(min=0) ** self.gamma).double().cpu().numpy().ravel()
         rows = np.arange(len(items)).repeat(near.shape[1])
         one_way = csr_array((affinity, (rows, near.cpu().numpy().ravel())), shape=(len(items),) * 2)
-        mutual = one_way.minimum(one_way.T)  # 0 where one is not among the other's nearest
+        mutual = one_way.minimum(one_way.T)  # 0 unless each is among the other's nearest
         degree = mutual.sum(axis=1)
         root = diags_array(np.where(degree > 0, degree, 1) ** -0.5)
         return csr_array(root @ mutual @ root)
 
     def _spread(self, graph: csr_array, begun: np.ndarray) -> np.ndarray:
-        """Conjugate gradients for columns `[M,b]` at once: scipy's takes one."""
+        """Solves for all columns `[M,b]` at once by conjugate gradients; scipy's function takes one column."""
         found, residual = np.zeros_like(begun), begun.copy()
         direction, size = residual.copy(), (residual**2).sum(0)
         close = CLOSE**2 * np.maximum(size, np.finfo(float).tiny)

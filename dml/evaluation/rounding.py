@@ -1,4 +1,4 @@
-"""What rounding can make of a rank: another processor sums products in another order.
+"""How far rounding can change a rank: another processor sums products in another order.
 
 Q queries, M items of the gallery, D width.
 """
@@ -20,18 +20,20 @@ def rank_bounds(
     gallery_labels: Tensor | None = None,
     left_out: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest rank of each query's nearest positive if every cosine may be off by a tolerance.
+    """Computes the smallest and the largest possible rank of each query's nearest positive, if every cosine may be off
+    by a tolerance.
 
     Args:
         queries: `[Q,D]` of unit norm.
         labels: `[Q]`.
-        tolerance: of a cosine; the difference of two may be off by twice as much.
-        gallery: `[M,D]` of unit norm; None: the queries, each without itself.
-        gallery_labels: `[M]`, with `gallery`.
-        left_out: rows `[b]` of the queries -> `[b,M]`, which items are taken out of their rankings.
+        tolerance: of one cosine; the difference of two may be off by twice as much.
+        gallery: `[M,D]` of unit norm; None: the queries are the gallery, each without itself.
+        gallery_labels: `[M]`, given with `gallery`.
+        left_out: a function from rows `[b]` of the queries to `[b,M]` bool: which items are taken out of their
+            rankings.
 
     Returns:
-        `[Q]` int64 each, from 1; 0 of a query that has no positive.
+        The smallest and the largest ranks, `[Q]` int64 each, from 1; 0 for a query that has no positive.
     """
     items, classes = (queries, labels) if gallery is None else (gallery, gallery_labels)
     assert classes is not None

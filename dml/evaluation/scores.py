@@ -1,4 +1,4 @@
-"""Nearness of queries to gallery items, a block of queries at a time, the same bits for every block size.
+"""Scores of gallery items for queries, a block of queries at a time, with the same bits for every block size.
 
 Q queries, M gallery items, P the gallery padded to whole lanes, D width, b queries of a block, c columns, k kept.
 
@@ -26,7 +26,7 @@ TILE = 128
 LANES = 64
 # Columns of a product on a CPU: 128 x 4096 scores (2 MB) are still in the cache when their maxima are taken.
 CHUNK = 4096
-MOST = 64 * TILE  # queries of a block: more are no faster on any GPU
+MOST = 64 * TILE  # queries in a block at most: larger blocks are no faster on any GPU
 
 T = TypeVar("T")
 
@@ -47,10 +47,11 @@ class Space:
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor) -> "Space":
-        """Distances do not change when all points move: embeddings of an untrained network share a large component.
+        """Moves queries `[Q,D]` and gallery `[M,D]` so that the gallery's mean is 0, and scales them.
 
-        That component would take up the leading digits of every float32 score. The scale is a power of two, so
-        it rounds nothing, and keeps squares of very large or small embeddings within float32.
+        Distances do not change when all points move. Embeddings of an untrained network share a large component, which
+        would take up the leading digits of every float32 score. The scale is a power of two: it rounds nothing, and
+        keeps squares of very large or small embeddings within float32.
         """
         centre = gallery.mean(0, dtype=torch.float64)
         largest = max(float((bound - centre).abs().max()) for x in (queries, gallery) for bound in x.aminmax(dim=0))
@@ -63,13 +64,15 @@ class Space:
 
 
 class Strip:
-    """Scores of a block of queries, and the maxima of lanes of `LANES` scores each, in which the largest are found.
+    """Scores of a block of queries, with the maxima of lanes of `LANES` scores each, which speed up `largest`.
 
-    Lanes belong to a chunk of columns: the j-th of n lanes of a chunk has its columns j, j + n, j + 2n and so on.
+    Columns are divided into chunks, and a chunk into lanes: lane j of the n lanes of a chunk has its columns j, j + n,
+    j + 2n and so on.
 
     Attributes:
         scores: `[b,P]`, a buffer that the next block uses again.
-        maxima: `[b,P/LANES]`; None: out of date.
+        maxima: `[b,P/LANES]`, the largest score of each lane; None: they are out of date.
+        chunk: columns of a chunk; the last one may have fewer.
     """
 
     def __init__(self, scores: Tensor, maxima: Tensor | None, chunk: int) -> None:
@@ -79,17 +82,17 @@ class Strip:
         """Sets the scores of columns `[b,c]` to -inf."""
         self.scores.scatter_(1, columns, -math.inf)
         if self.maxima is None or not self._few(columns.shape[1]):
-            self.maxima = None  # so many are found without them
+            self.maxima = None  # for so many columns an update does not pay
             return
         number, lanes = self._chunks(columns // self.chunk)
         touched = number * (self.chunk // LANES) + (columns - number * self.chunk) % lanes
         self.maxima.scatter_(1, touched, self._members(touched).amax(2))
 
     def largest(self, k: int) -> Tensor:
-        """The k largest scores of each row, descending: `[b,k]`, 1 <= k <= P.
+        """Returns the k largest scores of each row, descending: `[b,k]`, 1 <= k <= P.
 
-        The k lanes with the largest maxima hold k largest scores: were one of these in another lane, k scores at least
-        as large would stand before it.
+        It looks only into the k lanes with the largest maxima. A score in any other lane is at most as large as these k
+        maxima, so it is not needed.
         """
         if self.maxima is None or not self._few(k):
             return largest(self.scores, k)
@@ -99,13 +102,13 @@ class Strip:
         return 2 * k * LANES <= self.scores.shape[1]
 
     def _chunks(self, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Of chunks their numbers again, and how many lanes they have: the last one may have fewer."""
+        """Returns the numbers of chunks as given, and how many lanes each has: the last chunk may have fewer."""
         columns = self.scores.shape[1]
         last = (columns - 1) // self.chunk
         return number, torch.where(number == last, columns - last * self.chunk, self.chunk) // LANES
 
     def _members(self, lane: Tensor) -> Tensor:
-        """Scores of lanes: `[b,c]` -> `[b,c,LANES]`."""
+        """Returns the scores of lanes: `[b,c]` -> `[b,c,LANES]`."""
         number, lanes = self._chunks(lane // (self.chunk // LANES))
         first = number * self.chunk + lane % (self.chunk // LANES)
         columns = first[:, :, None] + lanes[:, :, None] * torch.arange(LANES, device=lane.device)
@@ -113,15 +116,15 @@ class Strip:
 
 
 def largest(scores: Tensor, k: int) -> Tensor:
-    """The k largest of each row, descending: `[b,n]` -> `[b,k]`. NumPy's vectorised selection takes a tenth of the time
-    of torch's on a CPU where k is large."""
+    """Returns the k largest scores of each row, descending: `[b,n]` -> `[b,k]`. For a large k on a CPU it uses NumPy,
+    whose vectorised selection takes a tenth of the time of torch's."""
     if scores.device.type != "cpu" or k * LANES < scores.shape[1]:
         return scores.topk(k).values
     return descending(torch.from_numpy(np.partition(scores.numpy(), scores.shape[1] - k, axis=1)[:, -k:]))
 
 
 def descending(scores: Tensor) -> Tensor:
-    """Rows sorted, the largest first: `[b,n]`. As for `largest`, NumPy sorts on a CPU."""
+    """Returns each row sorted, the largest first: `[b,n]`. On a CPU NumPy sorts, which is faster."""
     if scores.device.type != "cpu":
         return scores.sort(1, descending=True).values
     return torch.from_numpy(np.sort(scores.numpy(), axis=1)).flip(1)
@@ -130,15 +133,17 @@ def descending(scores: Tensor) -> Tensor:
 def each_strip(
     space: Space, rows: Tensor, block: int | None, visit: Callable[[Tensor, Strip], T]
 ) -> list[tuple[Tensor, T]]:
-    """What `visit` makes of the scores of `rows` of the queries against the whole gallery, a block at a time.
+    """Scores queries against the whole gallery, a block at a time, and calls `visit` for each block.
 
-    On a CPU each of torch's threads takes whole blocks. Threads that share each short step instead wait for one another
-    at its end, for far longer than it lasts where other processes use the cores too.
+    On a CPU each of torch's threads takes whole blocks. If threads shared each short step instead, they would wait for
+    one another at its end, which takes far longer than the step when other processes use the cores too.
 
     Args:
-        rows: `[R]` int64.
-        block: queries at a time, rounded up to whole tiles; None: `room`. It bounds memory and changes no bit.
-        visit: gets the block's rows `[b]` and their scores.
+        space: of queries and gallery.
+        rows: `[R]` int64, which queries.
+        block: queries at a time, rounded up to whole tiles; None: as many as `room` says. It bounds memory and changes
+            no bit of the scores.
+        visit: a function of the block's rows `[b]` and their scores.
 
     Returns:
         The rows of each block and what `visit` returned, in the order of `rows`.
@@ -159,7 +164,7 @@ def each_strip(
         while blocks:
             try:
                 number, at = blocks.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread took the last block
                 return
             for part, out, best in zip(at.split(TILE), scores.split(TILE), maxima.split(TILE), strict=False):
                 tile[: len(part), :-1] = space.queries[part]
@@ -183,12 +188,12 @@ def _products(tile: Tensor, gallery: Tensor, scores: Tensor, maxima: Tensor, chu
 
 
 def _in_threads(count: int, work: Callable[[], None], *, stop: Callable[[], object]) -> None:
-    """`work` in `count` threads, of which each computes alone; `stop` ends the others where one of them fails."""
+    """Runs `work` in `count` threads, each of which uses a single core. If one fails, `stop` ends the others."""
     before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
 
     def alone() -> None:
         torch.set_num_threads(1)
-        with torch.inference_mode(inference), torch.no_grad():  # both are a thread's own
+        with torch.inference_mode(inference), torch.no_grad():  # a new thread does not inherit them
             work()
 
     try:
@@ -199,12 +204,15 @@ def _in_threads(count: int, work: Callable[[], None], *, stop: Callable[[], obje
             finally:
                 stop()
     finally:
-        torch.set_num_threads(before)  # for threads still to come
+        torch.set_num_threads(before)  # for threads that are started later
 
 
 def room(device: torch.device, of_query: int) -> int:
-    """Queries of a block, each with `of_query` bytes of scores: a tile on a CPU, for its cache; on a GPU as many as a
-    quarter of its free memory holds, so that what is selected from the scores has room beside them."""
+    """Returns how many queries a block has room for, if the scores of one take `of_query` bytes.
+
+    On a CPU that is one tile, which stays in its cache. On a GPU the scores may take a quarter of the free memory, so
+    that what is selected from them has room too.
+    """
     if device.type != "cuda":
         return TILE
     free, _ = torch.cuda.mem_get_info(device)
@@ -213,7 +221,8 @@ def room(device: torch.device, of_query: int) -> int:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """float32 products in float32: training may have allowed TF32 or bfloat16 for them."""
+    """Computes float32 products in full float32 meanwhile, without gradients. Training may have allowed TF32 or
+    bfloat16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

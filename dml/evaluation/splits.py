@@ -1,5 +1,5 @@
-"""The split of a protocol, and what holds of each, whatever data set it comes of; else metrics look good and say
-nothing."""
+"""The split of a protocol, and the checks that every split has to pass. A split that breaks them gives metrics that
+look good and mean nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ EvaluatedPart = Literal["test", "validation"]
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of the records.
+    """Which rows of the records a protocol uses for what.
 
     Attributes:
-        train: to train on.
-        query, gallery: of the test; no gallery: the queries are their own gallery, without themselves.
-        validation: of classes neither trained on nor in the test; None: the protocol has none.
-        cameras: `[N]` of all rows of the records, where images of the query's own camera do not count.
+        train: rows to train on.
+        query, gallery: rows of the test. Without a gallery the queries are the gallery, each without itself.
+        validation: rows of classes that are neither trained on nor tested; None: the protocol has none.
+        cameras: `[N]`, the camera of each row of the records, if the protocol leaves out images of the query's own
+            camera; else None.
     """
 
     train: np.ndarray
@@ -32,23 +33,28 @@ class Split:
 
     @property
     def monitor(self) -> EvaluatedPart:
-        """What is evaluated while training, and decides which checkpoint was the best."""
+        """The part that is evaluated during training and decides which checkpoint is the best."""
         return "test" if self.validation is None else "validation"
 
     def check(self, records: Records) -> None:
-        """Raises UserError unless images and classes are apart where they have to be.
+        """Checks that images and classes are separate where they have to be.
 
-        Training, validation and test share neither class nor image; none of them has an image of a class twice; no
-        query is in the gallery, unless the protocol leaves out the images of its camera, hence the query itself.
+        Training, validation and test must share neither a class nor an image. None of them may have an image of a class
+        twice. No query may be in the gallery, unless the protocol leaves out the images of its camera, and so the query
+        itself.
+
+        Raises:
+            UserError: one of these does not hold, or a part is empty.
         """
         parts = {"training": self.train, "validation": self.validation, "queries": self.query, "gallery": self.gallery}
         rows = {part: np.asarray(one) for part, one in parts.items() if one is not None}
         for part, of_part in rows.items():
             if not len(of_part):
-                raise UserError(f"the split of {records.name} has no images as {part}: choose other classes or roles")
+                raise UserError(f"the split of {records.name} has no images as {part}: choose other classes or roles.")
             if of_part.min() < 0 or of_part.max() >= len(records):
                 raise UserError(
-                    f"the split of {records.name} has a row as {part} that is none of its {len(records)} images"
+                    f"the split of {records.name} has a row as {part} that is none of its {len(records)} images: look "
+                    "at what the protocol's `parted` returns."
                 )
         _Overlaps(records, rows).check(with_own_image=self.cameras is not None)
 
@@ -56,7 +62,7 @@ class Split:
 class _Overlaps:
     def __init__(self, records: Records, rows: Mapping[str, np.ndarray]) -> None:
         self.records, self.rows = records, rows
-        self.image = records.paths.files.places  # [N]: which image it is
+        self.image = records.paths.files.places  # [N]: a number that is the same for rows of the same image file
 
     def check(self, with_own_image: bool) -> None:
         parts = list(self.rows)
@@ -91,11 +97,11 @@ class _Overlaps:
         queries = self.rows["queries"]
         rows = queries[np.isin(self.image[queries], self.image[self.rows["gallery"]])]
         if len(rows):
-            remedy = "a query would find itself: take it out of the gallery, or give one role, test"
+            remedy = "a query would find itself: take it out of the gallery, or give it the role test alone"
             self._tell("a query and in the gallery too", rows, remedy)
 
     def _tell(self, where: str, rows: np.ndarray, remedy: str, of: str = "") -> None:
         raise UserError(
             f"the image {self.records.paths[rows[0]]} of dataset {self.records.name}{of} is {where} "
-            f"({len(rows)} such): {remedy}"
+            f"(there are {len(rows)} such images): {remedy}."
         )

@@ -1,1 +1,1 @@
-"""What a trained run is used for: embeddings, search, export."""
+"""Use of a trained run: embedding images, searching, thresholds, export, publishing and verification."""

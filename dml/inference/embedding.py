@@ -1,4 +1,4 @@
-"""What a trained run makes of any images.
+"""Embedding of any images by a trained run.
 
 N images, L learners, d width of one learner, D = L*d.
 """
@@ -36,13 +36,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trained:
-    """A method with its trained weights, in evaluation mode, and what it takes to show it an image.
+    """A method with its trained weights, in evaluation mode, and the transform of its images.
 
     Attributes:
-        checkpoint: the file.
-        step: of the training, at which it was written.
+        checkpoint: the file of the weights.
+        step: of the training, at which the checkpoint was written.
         config: of the run.
-        transform: picture -> `[3,S,S]`, the run's own for its test images.
+        method: the method with these weights.
+        transform: turns a picture into `[3,S,S]`, as the run does with its test images.
     """
 
     checkpoint: Path
@@ -53,16 +54,17 @@ class Trained:
 
     @classmethod
     def of(cls, run: Path, checkpoint: str = "last", device: str = "cpu") -> "Trained":
-        """What lies in a run folder.
+        """Loads a checkpoint of a run folder, or the weights that `dml.export` or `dml.publish` wrote.
 
         Args:
-            checkpoint: of `CHECKPOINTS`.
-            device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+            run: the folder.
+            checkpoint: one of `CHECKPOINTS`.
+            device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
         Raises:
-            UserError: no such checkpoint there, a damaged one, one with weights that are NaN or infinite, or one that
-                asks for something to be called that makes no network and no transform; an unknown device, or one that
-                is not there.
+            UserError: the folder has no such checkpoint; the checkpoint is damaged, has weights that are NaN or
+                infinite, or names a function that makes neither a network nor a transform; or the device is unknown or
+                not there.
         """
         place = _device(device)
         path = _checkpoint(run, checkpoint)
@@ -75,26 +77,27 @@ class Trained:
 
     @property
     def width(self) -> int:
-        """D."""
+        """D, the width of the embedding: that of all learners side by side."""
         size = self.config.image_size
         return self.embed(torch.zeros(1, 3, size, size)).flatten(1).shape[1]
 
     @torch.inference_mode()
     def embed(self, images: Tensor) -> Tensor:
-        """`[B,3,H,W]` -> learners `[B,L,d]` float32 on the CPU, each of unit norm."""
+        """Embeds images `[B,3,H,W]`: returns learners `[B,L,d]` float32 on the CPU, each of unit norm."""
         return self.method.embed(images.to(self.method.device)).float().cpu()
 
     def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
-        """`[3,H,W]` each -> learners `[B,L,d]`."""
+        """Embeds B images `[3,H,W]`: returns learners `[B,L,d]` float32, each of unit norm."""
         return self.embed(torch.stack(list(images))).numpy()
 
     def weights(self) -> dict[str, Tensor]:
-        """Tensors of the networks by name, copied to the CPU; not those that only training needs."""
+        """Returns the tensors of the network by name, copied to the CPU, without those of losses."""
         state = {name: value for name, value in self.method.state_dict().items() if isinstance(value, Tensor)}
         return {name: value.detach().cpu().clone() for name, value in state.items() if not name.startswith("losses.")}
 
     def digest(self) -> str:
-        """The same of the same weights, shown images in the same way, whatever file they lie in."""
+        """Returns a digest of the weights, the image size and the test transform. It does not depend on the file in
+        which the weights are."""
         shown_at = [self.config.image_size, OmegaConf.to_container(self.config.transform.test, resolve=True)]
         found = hashlib.sha256(json.dumps(shown_at, sort_keys=True).encode())
         for name, value in self.method.state_dict().items():
@@ -111,7 +114,7 @@ def embed_images(
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
 ) -> np.ndarray:
-    """Images as the run's own evaluation sees and embeds them.
+    """Embeds images as the run's own evaluation does.
 
     Args:
         run: a run folder.
@@ -123,7 +126,8 @@ def embed_images(
         `[N,D]` float32, of unit norm.
 
     Raises:
-        UserError: as `Trained.of`; no files; images that cannot be read, or whose embedding is none, by name.
+        UserError: as `Trained.of`; also if there are no files, if images cannot be read, or if embeddings are NaN or
+            not of unit norm. The message names the images.
     """
     return embed_files(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
 
@@ -131,14 +135,18 @@ def embed_images(
 def embed_files(
     trained: Trained, files: Sequence[Path], *, batch_size: int = EMBEDDED_AT_ONCE, skip: bool = False
 ) -> Embedded:
-    """As `embed_images`, of a run that is loaded; shows a progress bar.
+    """Embeds images as `embed_images` does, by a run that is loaded already. It shows a progress bar.
 
     Args:
-        skip: leave out images that cannot be read. Else, once there is one, the rest is only looked at.
+        trained: the run.
+        files: N images.
+        batch_size: images that are embedded at a time.
+        skip: leave out images that cannot be read. Without it, once an image cannot be read, the others are only
+            opened, to name all that cannot be read.
 
     Raises:
-        UserError: images that cannot be read, by name; with `skip` if that is all of them; no files; a batch size that
-            is none.
+        UserError: images cannot be read (with `skip`: none of them can), there are no files, `batch_size` is out of
+            range, or embeddings are NaN or not of unit norm.
     """
     check_value("--batch-size", batch_size, Size)
     if not files:
@@ -163,27 +171,30 @@ def embed_files(
 
 
 def check_norms(trained: Trained, files: Sequence[Path], learners: np.ndarray) -> None:
-    """Raises UserError where embeddings `[N,L,d]` of some images are none."""
+    """Raises UserError, which names the images, if some of their embeddings `[N,L,d]` are NaN or not of unit norm."""
     apart = np.abs(np.linalg.norm(learners, axis=2) - 1)
     if broken := [file for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
         raise UserError(
-            f"{trained.checkpoint} makes vectors that are NaN or not of unit norm of {_some(broken)}: its weights "
+            f"{trained.checkpoint} gives embeddings that are NaN or not of unit norm for {_some(broken)}: its weights "
             "cannot be used; choose another with --checkpoint."
         )
 
 
 def picture_of(file: Path) -> Image.Image:
-    """What an image file shows. Raises whatever PIL's decoders do."""
+    """Opens an image file. Raises whatever PIL's decoders raise."""
     return decode(str(file))
 
 
 def opened(
     transform: Transform, batches: Sequence[Sequence[T]], picture: Callable[[T], Image.Image]
 ) -> Iterator[list[tuple[T, Tensor | str]]]:
-    """Batches with their images `[3,S,S]`, or why there is none; the next is opened while one is used.
+    """Yields batches of pairs: a file, and its image `[3,S,S]` or, as str, the reason why it cannot be read. The next
+    batch is opened while one is used.
 
     Args:
-        picture: opens one.
+        transform: turns a picture into `[3,S,S]`.
+        batches: of files, or of whatever `picture` takes.
+        picture: opens one of them.
     """
 
     def image(file: T) -> Tensor | str:
@@ -201,12 +212,12 @@ def opened(
 
 
 def in_batches(files: Sequence[T], size: int) -> list[Sequence[T]]:
-    """`files` in pieces of a size; the last may have fewer."""
+    """Cuts `files` into batches of a size; the last one may be smaller."""
     return [files[at : at + size] for at in range(0, len(files), size)]
 
 
 def unreadable_sentence(files: dict[Path, str]) -> str:
-    """Names images that cannot be read; without a full stop."""
+    """Returns a sentence, without a full stop, that names images that cannot be read."""
     first, reason = next(iter(files.items()))
     if len(files) == 1:
         return f"the image {shown_path(first)} cannot be read ({reason})"
@@ -219,17 +230,17 @@ def _some(files: Sequence[Path]) -> str:
 
 
 def shown_path(path: str | Path) -> str:
-    """A path as it can be printed, whatever bytes its name is made of."""
+    """Returns a path as text that can be printed, whatever bytes its name consists of."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def image_files(places: Iterable[Path]) -> list[Path]:
-    """Files as they are, and the images in folders and below them, in the order of their paths; each once.
+    """Lists files as given, and all images in folders and below them, sorted by path. Each file is listed once.
 
-    Of folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
+    In folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
 
     Raises:
-        UserError: what is not there, a folder that cannot be read, or one without images.
+        UserError: a place does not exist, a folder cannot be read, or a folder has no images.
     """
     found: list[Path] = []
     for place in places:
@@ -237,10 +248,10 @@ def image_files(places: Iterable[Path]) -> list[Path]:
             found.append(place)
             continue
         if not place.is_dir():
-            raise UserError(f"there is no image or folder {shown_path(place)}.")
+            raise UserError(f"there is no image or folder {shown_path(place)}: name one that exists.")
         images = _below(place)
         if not images:
-            raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}).")
+            raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}): name another.")
         found += images
     return list(dict.fromkeys(found))
 
@@ -254,7 +265,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _checkpoint(run: Path, name: str) -> Path:
-    """Raises UserError where the run has no checkpoint of that name."""
+    """Returns the path of a run's checkpoint. Raises UserError if the run has none of that name."""
     if name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
     if (run / NETWORK).is_file() and not (run / "checkpoints").exists():
@@ -272,12 +283,12 @@ def _device(name: str) -> torch.device:
     if name not in ("cpu", "cuda", "auto"):
         raise UserError(f"--device {name} is unknown: choose cpu, cuda or auto.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here; use --device cpu.")
+        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def report_skipped(found: Embedded) -> None:
-    """Says which images were left out, if any."""
+    """Prints which images were left out, if any."""
     if found.unreadable:
         print(f"Left out: {unreadable_sentence(found.unreadable)}.")
 
@@ -293,15 +304,17 @@ def write_embeddings(
     learners: bool = False,
     skip: bool = False,
 ) -> None:
-    """The command: embeds all images of some files and folders into one file, and says how many.
+    """Runs the command: embeds all images of some files and folders into one .npz file, and prints how many.
 
     Args:
-        learners: see `write_vectors`.
-        skip: see `embed`.
+        places: image files, and folders of images.
+        out: the file to write.
+        learners: write the learners one by one too, see `write_vectors`.
+        skip: see `embed_files`.
         run, checkpoint, batch_size, device: see `embed_images`.
 
     Raises:
-        UserError: as `embed_images` and `image_files`; a file that cannot be written.
+        UserError: as `embed_images` and `image_files`; also if the file cannot be written.
     """
     files = image_files(places)
     trained = Trained.of(run, checkpoint, device)

@@ -1,7 +1,8 @@
-"""A trained embedding as one file that needs nothing of dml.
+"""Export of a trained embedding as one file that can be used without dml.
 
 model.pt2 and model.onnx map images `[B,3,H,W]` in 0..1, of the run's image_size, to embeddings `[B,D]` of unit norm,
-for any B; mean and deviation of the backbone are inside. What was written is read again and compared with the run.
+for any B. They include the normalisation by the backbone's mean and deviation. Each file is read again after writing,
+and its embeddings are compared with the run's.
 """
 
 import io
@@ -31,9 +32,9 @@ FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
-TRACED, COMPARED = 2, (1, 5)  # batch sizes
+TRACED, COMPARED = 2, (1, 5)  # batch sizes with which the network is traced, and with which files are compared
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of a value of an embedding
 
 INPUT, OUTPUT = "images", "embeddings"
 
@@ -41,11 +42,11 @@ Exported = Callable[[Tensor], Tensor]
 
 
 class Embedding(nn.Module):
-    """A method as a plain network that is not trained any more: images `[B,3,H,W]` in 0..1 -> `[B,D]` of unit norm."""
+    """A method as a plain network in evaluation mode: images `[B,3,H,W]` in 0..1 -> `[B,D]` of unit norm."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
-        # torch.export.save warns of weights that are laid out otherwise.
+        # torch.export.save warns of weights in another memory format.
         merge_adapters(method)
         self.method = method.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
@@ -55,7 +56,7 @@ class Embedding(nn.Module):
 
 
 def need_onnx() -> None:
-    """Raises UserError where a package that ONNX takes is not installed."""
+    """Raises UserError if a package that ONNX needs is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -65,14 +66,14 @@ def need_onnx() -> None:
 
 
 def traced(network: Embedding, image_size: int) -> ExportedProgram:
-    """The graph of the network for images of that size, in batches of any.
+    """Traces the network: returns its graph for images of one size, in batches of any size.
 
     Raises:
-        UserError: a network whose operators no graph can hold, as a transformer's tokens beside its map.
+        UserError: torch cannot trace the network, for example a transformer with class or register tokens.
     """
     if any(isinstance(module, Block) and module.count for module in network.modules()):
         raise UserError(
-            "A transformer whose class or registers have tokens beside its map cannot be exported, for torch.export "
+            "A transformer that has class or register tokens beside its map cannot be exported, since torch.export "
             "does not trace them: choose another backbone, such as swin_tiny or convnext_tiny."
         )
     images = torch.zeros(TRACED, 3, image_size, image_size)
@@ -84,14 +85,14 @@ def traced(network: Embedding, image_size: int) -> ExportedProgram:
 
 
 def as_torch(program: ExportedProgram) -> bytes:
-    """What `torch.export.load` reads."""
+    """Returns the bytes of a file that `torch.export.load` reads."""
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()
 
 
 def as_onnx(program: ExportedProgram) -> bytes:
-    """The ONNX model. Raises UserError for an operator that has no counterpart there."""
+    """Returns the bytes of an ONNX model. Raises UserError if an operator has no counterpart in ONNX."""
     need_onnx()
     try:
         made = torch.onnx.export(
@@ -104,7 +105,7 @@ def as_onnx(program: ExportedProgram) -> bytes:
         )
     except Exception as error:  # the exporter's, of many kinds
         raise UserError(
-            f"this network cannot be exported to ONNX ({_brief(error)}): leave it out with --format torch."
+            f"this network cannot be exported to ONNX ({_brief(error)}): export with --format torch alone."
         ) from error
     assert made is not None
     content: bytes = made.model_proto.SerializeToString()
@@ -112,7 +113,7 @@ def as_onnx(program: ExportedProgram) -> bytes:
 
 
 def run_torch(path: Path) -> Exported:
-    """Images -> embeddings by a file of `as_torch`."""
+    """Loads a file of `as_torch`: returns a function from images `[B,3,S,S]` to embeddings `[B,D]`."""
     with path.open("rb") as file:
         module = torch.export.load(io.BytesIO(file.read())).module()
 
@@ -125,7 +126,7 @@ def run_torch(path: Path) -> Exported:
 
 
 def run_onnx(path: Path) -> Exported:
-    """Images -> embeddings by a file of `as_onnx`, on the CPU."""
+    """Loads a file of `as_onnx`: returns a function from images `[B,3,S,S]` to embeddings `[B,D]`, on the CPU."""
     session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Tensor:
@@ -141,7 +142,11 @@ MAKE: dict[str, tuple[Callable[[ExportedProgram], bytes], Callable[[Path], Expor
 
 
 def largest_difference(network: Embedding, run: Exported, image_size: int) -> float:
-    """The largest absolute difference between two ways to embed the same random images, in `COMPARED` batches."""
+    """Embeds the same random images, in batches of `COMPARED` sizes, by the network and by an exported file.
+
+    Returns:
+        The largest absolute difference; infinity if shapes differ or a value is not finite.
+    """
     random = torch.Generator().manual_seed(0)
     largest = 0.0
     for count in COMPARED:
@@ -156,17 +161,24 @@ def largest_difference(network: Embedding, run: Exported, image_size: int) -> fl
 
 
 def write(kind: str, program: ExportedProgram, network: Embedding, image_size: int, folder: Path) -> float:
-    """`model.pt2` or `model.onnx` in a folder, compared with the network before it takes its place there.
+    """Writes `model.pt2` or `model.onnx` into a folder. It gets its name only after the comparison with the network.
+
+    Args:
+        kind: `torch` or `onnx`.
+        program: the traced network.
+        network: the same network, to compare with.
+        image_size: S, in pixels.
+        folder: where to write.
 
     Returns:
-        `difference`.
+        The largest difference, see `largest_difference`.
 
     Raises:
         UserError: as `as_onnx`.
-        Unfaithful: a difference above `TOLERANCE`; there is no file then.
+        Unfaithful: the difference is above `TOLERANCE`; there is no file then.
     """
     path = folder / FILES[kind]
-    path.unlink(missing_ok=True)  # one of other weights must not stay where this one fails
+    path.unlink(missing_ok=True)  # an older file, of other weights, must not stay if this one fails
     make, runs = MAKE[kind]
     content = make(program)
     with atomic_path(path) as new:
@@ -174,21 +186,21 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
         apart = largest_difference(network, runs(new), image_size)
         if not apart <= TOLERANCE:
             raise Unfaithful(
-                f"{path} was off by {apart:.2g} from the run's own embeddings of random images, more than "
+                f"{path} differed by {apart:.2g} from the run's own embeddings of random images, more than "
                 f"{TOLERANCE:.0e}: it was removed."
             )
     return apart
 
 
 def configuration_of(trained: Trained) -> dict[str, Any]:
-    """What `Trained.of` needs of a configuration and no more: no path of the user's."""
+    """Returns only those parts of a configuration that `Trained.of` needs, without any path of the user's."""
     said = OmegaConf.to_container(trained.config, resolve=True)
     assert isinstance(said, dict)
     return {name: {} for name in ("trainer", "paths", "protocol", "dataset")} | {str(k): v for k, v in said.items()}
 
 
 def described(transform: Transform) -> list[str]:
-    """What a picture goes through before it is an input, step by step."""
+    """Returns the steps that turn a picture into an input, one line each."""
     steps = [*([] if transform.first is None else [transform.first]), *transform.moves]
     return [*(" ".join(repr(step).split()) for step in steps), "RGB levels 0..255 times 1/255, as float32 [3,S,S]"]
 
@@ -196,20 +208,28 @@ def described(transform: Transform) -> list[str]:
 def export(
     run: Path, folder: Path, formats: tuple[str, ...] = tuple(FILES), checkpoint: str = "last"
 ) -> dict[str, Any]:
-    """The command: writes a run's embedding in some formats, and `model.json`, whose content it returns.
+    """Runs the command: writes a run's embedding in some formats, and `model.json`.
+
+    Args:
+        run, checkpoint: see `Trained.of`.
+        folder: where to write.
+        formats: some of `torch` and `onnx`.
+
+    Returns:
+        The content of `model.json`.
 
     Raises:
-        UserError: no such run or checkpoint; packages that are missing; a network that cannot be exported; a folder
-            that cannot be written.
+        UserError: there is no such run or checkpoint, packages are missing, the network cannot be exported, or the
+            folder cannot be written.
         Unfaithful: see `write`.
     """
     if "onnx" in formats:
         need_onnx()
     trained = Trained.of(run, checkpoint)
     if trained.checkpoint.parent.resolve() == folder.resolve():
-        raise UserError(f"{folder} is what is exported: name another folder with -o.")
+        raise UserError(f"{folder} holds the model that is to be exported: name another folder with -o.")
     writable(folder)
-    weights = trained.weights()  # before adapters are merged
+    weights = trained.weights()  # copied before `Embedding` merges adapters
     network, size = Embedding(trained.method), int(trained.config.image_size)
     content: dict[str, Any] = {
         "method": type(trained.method).__name__,
@@ -230,7 +250,7 @@ def export(
         "dim": trained.width,
         "torch": torch.__version__,
     }
-    (folder / "model.json").unlink(missing_ok=True)  # it is the last that is written: where it lies all is whole
+    (folder / "model.json").unlink(missing_ok=True)  # it is written last: a folder that has it is complete
     program, parity = traced(network, size), {}
     for kind in formats:
         try:
@@ -249,7 +269,7 @@ def export(
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of what was the matter to begin with, without colours and full stop."""
+    """Returns the first line of the error that caused all others, without colours and full stop."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]

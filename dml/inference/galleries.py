@@ -1,9 +1,9 @@
-"""Embeddings in files that memory need not hold: `gallery.npy`, beside it their paths and what they were embedded by.
+"""Gallery files: embeddings that need not fit into memory, with the paths of the images and a digest of the weights.
 
-N images, D width. `gallery.npy` `[N,D]` float32 or float16, which NumPy and other programs map into memory;
-`gallery.parquet`, with a column `path` in the same order; `gallery.json`, the last that is written: the digest of the
-weights and the checksums of the other two. zarr and HDF5 were passed over: they hold arrays that grow, and this one's
-size is known.
+N images, D width. `gallery.npy` is `[N,D]` float32 or float16, which NumPy and other programs map into memory.
+`gallery.parquet` has a column `path` in the same order. `gallery.json` is written last; it has the digest of the
+weights and the checksums of the other two. zarr and HDF5 were passed over: they are for arrays that grow, and the size
+of this one is known.
 """
 
 import hashlib
@@ -24,25 +24,25 @@ from dml.runs.reading import reading, require
 
 SUFFIX = ".npy"
 
-ROWS = 65_536  # at a time: 32 MiB of 128 dimensions
+ROWS = 65_536  # rows that are read at a time, which take 32 MiB with 128 dimensions
 
 TYPES = ("float32", "float16")
 
 
 def need_pyarrow() -> Any:
-    """The module pyarrow.parquet. Raises UserError where it is not installed."""
+    """Imports pyarrow.parquet and returns the module. Raises UserError if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
         raise UserError(
-            "a gallery in a .npy file keeps its paths with pyarrow, which is not installed: pip install '.[parquet]', "
+            "a gallery in a .npy file needs pyarrow for its paths, which is not installed: pip install '.[parquet]', "
             "or write a .npz file."
         ) from error
     return pyarrow.parquet
 
 
 class StoredPaths(Sequence[str]):
-    """The column of paths, in Arrow's memory: a tenth of what Python's strings take."""
+    """The paths of a gallery, held by Arrow, which takes a tenth of the memory of Python's strings."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -60,23 +60,24 @@ class StoredPaths(Sequence[str]):
 
 
 def read_gallery(path: Path) -> Vectors:
-    """What `Draft.finish` wrote, mapped into memory; all of it is read once, for its checksum.
+    """Opens a gallery file that `Draft.finish` wrote. Its embeddings are mapped into memory, and read once for the
+    checksum.
 
     Raises:
-        UserError: it is none, or was changed since; pyarrow is missing.
+        UserError: it is no gallery file, was changed since it was written, or pyarrow is missing.
     """
     parquet = need_pyarrow()
     remedy = "write it with python -m dml.embed"
     with reading(path, remedy):
         described = json.loads(path.with_suffix(".json").read_text())
         embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
-        require(isinstance(described, dict) and isinstance(described.get("weights"), str), "it says no weights")
+        require(isinstance(described, dict) and isinstance(described.get("weights"), str), "it names no weights")
         for name, file in (("embeddings", path), ("paths", path.with_suffix(".parquet"))):
             same = described.get(name) == checksum_of(file)
             require(same, f"{file.name} was changed since it was written: its checksum is another")
         paths = StoredPaths(parquet.read_table(path.with_suffix(".parquet"), columns=["path"])["path"])
         require(embeddings.ndim == 2 and str(embeddings.dtype) in TYPES, "it does not hold embeddings [N,D]")
-        require(len(paths) == len(embeddings) > 0, "no path a row")
+        require(len(paths) == len(embeddings) > 0, "it lacks a path")
         for rows in blocks(len(embeddings)):
             apart = np.abs(np.linalg.norm(embeddings[rows].astype(np.float32), axis=1) - 1)
             require(bool((apart < UNIT).all()), "it holds embeddings that are not of unit norm")
@@ -84,29 +85,29 @@ def read_gallery(path: Path) -> Vectors:
 
 
 def checksum_of(file: Path) -> str:
-    """Of its content."""
+    """Returns the checksum of a file's content."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()[:32]
 
 
 def blocks(count: int, size: int = ROWS) -> Iterator[slice]:
-    """0..count in slices."""
+    """Yields slices of `size` that cover 0..count; the last one may be shorter."""
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
 
 
-WRITTEN, UNREADABLE = 1, 2  # of an image of a draft
+WRITTEN, UNREADABLE = 1, 2  # the state of an image in a draft
 
 
 @dataclass
 class Draft:
-    """A gallery that is being written, maybe by several processes; a kill leaves what was `marked`.
+    """A gallery that is being written, perhaps by several processes. After a kill, what `mark` has noted is kept.
 
     Attributes:
-        path: of the gallery.
-        rows: `[N,D]`, mapped into memory, of all processes.
-        state: `[N]` uint8, also of all: `WRITTEN`, `UNREADABLE`, or 0.
-        found: how many images an earlier attempt has left.
+        path: of the finished gallery.
+        rows: `[N,D]`, mapped into memory and shared by all processes.
+        state: `[N]` uint8, shared too: `WRITTEN`, `UNREADABLE`, or 0 for an image that is still to do.
+        found: how many images an earlier attempt has written.
     """
 
     path: Path
@@ -116,13 +117,17 @@ class Draft:
 
     @staticmethod
     def places(path: Path) -> tuple[Path, Path, Path]:
-        """Of rows, state, and what is being written."""
+        """Returns the paths of the draft's three files: rows, state, and the description of what is being written."""
         return tuple(path.with_name(f".{path.name}.{end}") for end in ("rows", "state", "json"))  # type: ignore[return-value]
 
     @classmethod
     def begin(cls, path: Path, what: dict[str, Any]) -> None:
-        """Makes the files, by one process; those of an earlier attempt at the same stay. `what` has `shape` and
-        `dtype`, and all that the content follows from."""
+        """Makes the files of a draft; only one process may call it. Files of an earlier attempt at the same are kept.
+
+        Args:
+            path: of the gallery.
+            what: `shape`, `dtype`, and everything else on which the content depends.
+        """
         rows, state, header = cls.places(path)
         if header.is_file() and header.read_text() == json.dumps(what) and rows.is_file() and state.is_file():
             return
@@ -135,22 +140,30 @@ class Draft:
 
     @classmethod
     def open(cls, path: Path) -> "Draft":
+        """Opens the draft of a gallery, which `begin` has made."""
         rows, state, _ = cls.places(path)
         opened = [np.lib.format.open_memmap(file, mode="r+") for file in (rows, state)]
         return cls(path, opened[0], opened[1], int((opened[1] == WRITTEN).sum()))
 
     def mark(self, rows: Sequence[int], how: int) -> None:
-        """Those rows are done: flushed to the disk first, then said to be."""
+        """Notes that some rows are done, as `WRITTEN` or `UNREADABLE`. The rows are flushed to the disk first."""
         if len(rows):
             self.rows.flush()
             self.state[list(rows)] = how
             self.state.flush()
 
     def finish(self, paths: Sequence[str], weights: str) -> int:
-        """Puts the gallery in its place, without images that could not be read. Returns how many it has.
+        """Writes the finished gallery, without images that could not be read, and removes the draft.
+
+        Args:
+            paths: of all N images.
+            weights: the digest of the weights.
+
+        Returns:
+            How many images the gallery has.
 
         Raises:
-            UserError: a path that is no text, which Parquet cannot hold.
+            UserError: a path is not UTF-8, so Parquet cannot hold it.
         """
         import pyarrow
 
@@ -160,9 +173,9 @@ class Draft:
             table = pyarrow.table({"path": pyarrow.array([paths[row] for row in kept.tolist()], pyarrow.string())})
         except UnicodeEncodeError as error:
             name = os.fsencode(error.object).decode("utf-8", "replace")
-            raise UserError(f"the name of {name} is not UTF-8, as Parquet needs it: rename the file.") from None
+            raise UserError(f"the name of {name} is not UTF-8, which Parquet needs: rename the file.") from None
         own, state, header = self.places(self.path)
-        self.path.with_suffix(".json").unlink(missing_ok=True)  # of another gallery
+        self.path.with_suffix(".json").unlink(missing_ok=True)  # it belongs to an older gallery
         if len(kept) < len(self.state):
             with atomic_path(own) as new:
                 whole = np.lib.format.open_memmap(
@@ -184,10 +197,14 @@ class Draft:
 
 @contextmanager
 def held_alone(path: Path) -> Iterator[None]:
-    """By the first process of all that write a gallery. Raises UserError where others write it too."""
+    """Locks a gallery while it is written; only the first of the writing processes does so.
+
+    Raises:
+        UserError: another command is writing the same gallery.
+    """
 
     def taken() -> None:
-        raise UserError(f"{path} is being written by another process: wait for it, or name another.")
+        raise UserError(f"{path} is being written by another process: wait for it, or name another file with -o.")
 
     with alone(path.with_name(f".{path.name}.lock"), taken):
         yield

@@ -1,12 +1,14 @@
-"""Approximate indexes of galleries, whose recall against exact search is measured, and raised to what was asked for.
+"""Approximate indexes of galleries. Their recall is measured against exact search and raised to what is asked for.
 
-N vectors, D width, Q queries, k neighbours, R candidates of a query.
+N vectors, D width, Q queries, k neighbours, R candidates of a query. The effort of an index is the setting that trades
+speed for recall.
 
-`hnsw` (Malkov & Yashunin 2018) holds the vectors and their graph: N (4 D + 272) bytes, N (2 D + 272) of a float16
-gallery; its effort is `efSearch`. `ivfpq` (Jégou et al. 2011) holds N (m + 8) bytes, m about D / 4, and 64 vectors a
-list while it learns; its candidates are compared again by the vectors themselves, in the file: its effort is `nprobe`
-and R. Exact search reads the file in blocks and holds none of it. Of other libraries hnswlib and usearch have graphs
-only, ScaNN no wheel for each platform; faiss is there for K-means anyway.
+`hnsw` (Malkov & Yashunin 2018) holds the vectors and their graph: N (4 D + 272) bytes, or N (2 D + 272) for a float16
+gallery. Its effort is `efSearch`. `ivfpq` (Jégou et al. 2011) holds N (m + 8) bytes, m about D / 4, and while it learns
+64 vectors for each of its lists. Its R candidates are compared again by their vectors, which are read from the file.
+Its effort sets `nprobe` and R. Exact search reads the file in blocks and keeps none of it in memory. Other libraries
+were passed over: hnswlib and usearch have graphs only, ScaNN has no wheel for some platforms, and K-means needs faiss
+anyway.
 """
 
 import json
@@ -30,24 +32,26 @@ Kind = Literal["hnsw", "ivfpq"]
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # [Q,D], k -> similarities and rows [Q,k]
 
 LINKS, BUILD_EFFORT = 32, 100  # of HNSW's graph: neighbours of a vector, and candidates while it is built
-FEWEST = 39 * 256  # vectors that faiss wants to learn 256 codes of
-HARDEST = 4096  # efSearch, and the candidates of a query, at most
-SAMPLE = 1000  # of the gallery, as queries
-TIED = 1e-6  # similarities that float32 cannot tell apart
+FEWEST = 39 * 256  # vectors that faiss needs to learn 256 codes
+HARDEST = 4096  # the largest efSearch, and the most candidates of a query
+SAMPLE = 1000  # images of the gallery that are used as queries to measure an index
+TIED = 1e-6  # similarities closer than this are equal in float32
 
 FILE, ABOUT = "index.faiss", "index.json"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How an index does at an effort.
+    """Recall and speed of an index at one effort.
 
     Attributes:
-        recall: share of the exact k nearest, without the query itself, among those found; at equal similarity either.
-        k: of the recall.
-        sample: queries, of the gallery itself.
-        per_second: queries of the index.
-        exact_per_second: of exact search in the same process.
+        recall: the share of the exact k nearest, without the query itself, that the index finds. An item of equal
+            similarity counts as well.
+        k: number of neighbours for which recall was measured.
+        sample: number of queries, which are images of the gallery.
+        effort: `efSearch` of hnsw, `nprobe` of ivfpq.
+        per_second: queries a second with the index.
+        exact_per_second: queries a second with exact search in the same process.
     """
 
     recall: float
@@ -60,7 +64,14 @@ class Measured:
 
 @dataclass
 class Index:
-    """A faiss index of vectors that may lie in a file."""
+    """An approximate faiss index.
+
+    Attributes:
+        kind: `hnsw` or `ivfpq`.
+        faiss: faiss's index.
+        embeddings: `[N,D]`, which may be mapped from a file.
+        effort: see the module.
+    """
 
     kind: Kind
     faiss: Any
@@ -68,7 +79,8 @@ class Index:
     effort: int = 1
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest of queries `[Q,D]`: similarities and rows `[Q,k]`, -inf and -1 where too few were found."""
+        """Finds the k nearest of queries `[Q,D]`: returns similarities and rows, `[Q,k]` each. If fewer are found, the
+        others have -inf and -1."""
         queries = np.ascontiguousarray(queries, np.float32)
         if self.kind == "hnsw":
             self.faiss.hnsw.efSearch = max(self.effort, k)
@@ -82,17 +94,17 @@ class Index:
         return min(max(k * self.effort // 2, k), HARDEST, len(self.embeddings))
 
     def _compared(self, queries: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest of candidates `[Q,R]`, by the vectors themselves."""
+        """Returns similarities and rows of the k nearest among candidates `[Q,R]`, compared by their exact vectors."""
         found, nearest = np.full((len(rows), k), -np.inf, np.float32), np.full((len(rows), k), -1)
         for query, candidates in enumerate(rows):
-            there = np.sort(candidates[candidates >= 0])  # in the order of the file
+            there = np.sort(candidates[candidates >= 0])  # read in the order of the file
             similarities = self.embeddings[there].astype(np.float32) @ queries[query]
             best = np.argsort(-similarities, kind="stable")[:k]
             found[query, : len(best)], nearest[query, : len(best)] = similarities[best], there[best]
         return found, nearest
 
     def efforts(self) -> Iterator[int]:
-        """From little to all."""
+        """Yields efforts to try, doubling up to the largest."""
         last = HARDEST if self.kind == "hnsw" else max(self.faiss.nlist, 2 * HARDEST)
         effort = 16 if self.kind == "hnsw" else 8
         while effort < last:
@@ -110,13 +122,16 @@ def _probe(index: Any, effort: int) -> None:
 
 
 def _on_gpu(index: Any) -> Any:
-    """An index on the first GPU, where this build of faiss has one."""
+    """Returns the index on the first GPU, or as it is if this build of faiss has none."""
     faiss = need_faiss("dml.search")
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index) if faiss.get_num_gpus() else index
 
 
 def exact(embeddings: np.ndarray) -> Search:
-    """Exact search in a file that is mapped into memory, block by block; on a GPU where faiss has one."""
+    """Returns a function that searches vectors `[N,D]`, which may be mapped from a file, exactly and block by block.
+
+    It uses a GPU if faiss was built for one.
+    """
     faiss = need_faiss("dml.search")
 
     def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -136,10 +151,10 @@ def exact(embeddings: np.ndarray) -> Search:
 
 
 def build(kind: Kind, embeddings: np.ndarray) -> Index:
-    """An index of vectors `[N,D]` of unit norm, added in blocks.
+    """Builds an index of vectors `[N,D]` of unit norm, which are read in blocks.
 
     Raises:
-        UserError: faiss is missing; fewer vectors than `ivfpq` learns its codes of.
+        UserError: faiss is missing, or there are fewer vectors than `ivfpq` needs to learn its codes.
     """
     faiss = need_faiss("dml.search")
     count, width = embeddings.shape
@@ -154,7 +169,7 @@ def build(kind: Kind, embeddings: np.ndarray) -> Index:
     else:
         if count < FEWEST:
             raise UserError(
-                f"--index ivfpq learns its codes of {FEWEST} images or more, the gallery has {count}: take --index "
+                f"--index ivfpq needs {FEWEST} images to learn its codes, but the gallery has {count}: take --index "
                 "hnsw or flat."
             )
         lists = max(1, min(int(4 * count**0.5), count // 39))
@@ -169,17 +184,28 @@ def build(kind: Kind, embeddings: np.ndarray) -> Index:
 
 
 def tune(index: Index, k: int, least: float) -> Measured:
-    """Raises the effort of an index until its recall on a sample is `least`, and measures it.
+    """Raises the effort of an index until its recall on a sample of the gallery is at least `least`.
+
+    Args:
+        index: whose effort is set.
+        k: number of neighbours for which recall is measured.
+        least: the recall to reach, 0 to 1.
+
+    Returns:
+        Recall and speed at that effort.
 
     Raises:
-        UserError: it is not even at the largest effort.
+        UserError: the recall is too low even at the largest effort, or the gallery has one image.
     """
     count = len(index.embeddings)
     own = np.sort(np.random.default_rng(0).choice(count, min(SAMPLE, count), replace=False))
     queries = np.ascontiguousarray(index.embeddings[own], np.float32)
     k = min(k, count - 1)
     if k < 1:
-        raise UserError(f"--index {index.kind} is measured by neighbours, and the gallery has one image: take flat.")
+        raise UserError(
+            f"--index {index.kind} needs neighbours to measure its recall, but the gallery has one image: take --index "
+            "flat."
+        )
     (truth, _), exact_seconds = _timed(exact(index.embeddings), queries, own, k)
     measured = None
     for effort in index.efforts():
@@ -191,24 +217,35 @@ def tune(index: Index, k: int, least: float) -> Measured:
             return measured
     assert measured is not None
     raise UserError(
-        f"--index {index.kind} finds {measured.recall:.4f} of the {k} nearest at its largest effort, not --min-recall "
-        f"{least:g}: ask for less, or take --index flat."
+        f"--index {index.kind} finds {measured.recall:.4f} of the {k} nearest at its largest effort, less than "
+        f"--min-recall {least:g}: lower that, or take --index flat."
     )
 
 
 def _timed(search: Search, queries: np.ndarray, own: np.ndarray, k: int) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-    """The k nearest of rows of the gallery without themselves, and the seconds."""
+    """Searches for rows of the gallery: returns the k nearest of each without itself, and the seconds it took."""
     start = time.perf_counter()
     found, rows = search(queries, k + 1)
     seconds = time.perf_counter() - start
     other = rows != own[:, None]
-    other[other.all(1), -1] = False  # itself was not among them: the last one is too many
+    other[other.all(1), -1] = False  # where the query itself was not found, the last one is one too many
     return (found[other].reshape(len(own), k), rows[other].reshape(len(own), k)), seconds
 
 
 def write_index(folder: Path, index: Index, measured: Measured, asked: float, source: Path, vectors: Vectors) -> None:
-    """`index.faiss`, and `index.json`: of which vectors it is, its effort and what was measured. Raises UserError where
-    they cannot be written."""
+    """Writes `index.faiss` and `index.json`.
+
+    Args:
+        folder: where to write.
+        index: to write.
+        measured: its recall and speed, for `index.json`.
+        asked: the recall that was asked for, 0 to 1.
+        source: the file of the vectors.
+        vectors: of which the index was made.
+
+    Raises:
+        UserError: they cannot be written.
+    """
     faiss = need_faiss("dml.search")
     try:
         (folder / ABOUT).unlink(missing_ok=True)
@@ -228,28 +265,36 @@ def write_index(folder: Path, index: Index, measured: Measured, asked: float, so
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """The content of `index.json`. Raises UserError where it is damaged."""
+    """Returns the content of `index.json` in a folder. Raises UserError if it is missing or damaged."""
     path = folder / ABOUT
     kinds = {"kind": str, "vectors": str, "of": str, "index": str, "effort": int, "k": int, "min_recall": float}
     with reading(path, "delete it and search in the gallery itself"):
         found: dict[str, Any] = json.loads(path.read_text())
-        require(isinstance(found, dict), "it says nothing by name")
+        require(isinstance(found, dict), "it holds no values by name")
         for name, kind in kinds.items():
             require(isinstance(found.get(name), kind), f"{name} is {found.get(name)}")
-        require(found["kind"] in ("hnsw", "ivfpq"), f"it is of no kind that there is: {found['kind']}")
+        require(found["kind"] in ("hnsw", "ivfpq"), f"its kind is neither hnsw nor ivfpq but {found['kind']}")
         require(1 <= found["effort"] <= 1 << 20, f"effort is {found['effort']}")
     return found
 
 
 def read_index(folder: Path, about: dict[str, Any], vectors: Vectors) -> Index:
-    """What `write_index` left. faiss parses the file itself: search in no folder of somebody whom you do not trust.
+    """Reads what `write_index` wrote.
+
+    faiss parses the file without protection against harmful content: do not search in a folder from somebody whom you
+    do not trust.
+
+    Args:
+        folder: of the index.
+        about: the content of `index.json`.
+        vectors: of which the index was made.
 
     Raises:
-        UserError: the gallery or the index was changed since, or is of another width.
+        UserError: the gallery or the index was changed since, or the index does not fit the gallery.
     """
-    again = "search in the gallery itself, with --index, to index it anew"
+    again = "search in the gallery itself, with --index, to make a new index"
     if about["of"] != vectors.checksum():
-        raise UserError(f"the gallery {about['vectors']} was changed since {folder / FILE} was made of it: {again}.")
+        raise UserError(f"the gallery {about['vectors']} was changed since {folder / FILE} was made from it: {again}.")
     path = folder / FILE
     with reading(path, again):
         require(checksum_of(path) == about["index"], "it was changed since it was written")

@@ -19,11 +19,12 @@ Picture = str | Path | Image.Image
 
 
 class Embedder:
-    """What a run has learned, ready to embed.
+    """A trained run that embeds images.
 
     Attributes:
-        card: what is known of it: method, width, image size, step, the digest of its weights, and the operations that a
-            picture goes through.
+        trained: the run's method with its weights.
+        card: facts about it: method, width, image size, step, the digest of its weights, and the operations that turn a
+            picture into an input.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -38,18 +39,20 @@ class Embedder:
         }
 
     def transform(self, picture: Picture) -> Tensor:
-        """A file or an opened picture, as the network is shown it: `[3,S,S]` float32 in 0..1."""
+        """Turns a file or an opened picture into the network's input: `[3,S,S]` float32 in 0..1."""
         return self.trained.transform(_opened(picture))
 
     def embed(self, images: Sequence[Picture], batch_size: int = EMBEDDED_AT_ONCE) -> np.ndarray:
-        """Files or opened pictures -> `[N,D]` float32 of unit norm, the run's own to the last bit for equal batches.
+        """Embeds files or opened pictures: returns `[N,D]` float32 of unit norm.
+
+        With equal batches the embeddings equal the run's own to the last bit.
 
         Raises:
-            UserError: no images; one that cannot be read.
+            UserError: there are no images, or one cannot be read.
         """
         check_value("batch_size", batch_size, Size)
         if isinstance(images, str | Path) or not len(images):
-            raise UserError("embed takes a list of images, and at least one.")
+            raise UserError("embed takes a list of images, with at least one: put a single image into a list.")
         found = []
         for batch in opened(self.trained.transform, in_batches(images, batch_size), _opened):
             shown = []
@@ -64,21 +67,21 @@ class Embedder:
 
 
 def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Embedder:
-    """What a run has learned.
+    """Loads what a run has learned.
 
     Args:
-        place: the folder of a run, or what `python -m dml.export` or `dml.publish` wrote, or the address of what was
-            published, `hf://owner/name[@revision]`.
+        place: the folder of a run, or a folder that `python -m dml.export` or `dml.publish` wrote, or the address of a
+            published embedding, `hf://owner/name[@revision]`.
         checkpoint: of a run, one of `dml.configuration.defaults.CHECKPOINTS`.
-        device: `cpu`, `cuda`, or `auto`: a GPU where there is one.
+        device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
     Raises:
-        UserError: there is no such folder, or nothing trained in it; as `dml.hub.folder_of` and `Trained.of`.
+        UserError: there is no such folder, or nothing trained in it. Also as `dml.hub.folder_of` and `Trained.of`.
     """
     folder = folder_of(place)
     if not folder.is_dir():
         raise UserError(
-            f"there is no folder {shown_path(folder)}: name that of a run, of dml.export or of dml.publish, or "
+            f"there is no folder {shown_path(folder)}: name the folder of a run, of dml.export or of dml.publish, or "
             "hf://owner/name."
         )
     return Embedder(Trained.of(folder, checkpoint, device))

@@ -1,8 +1,8 @@
-"""A trained embedding as a folder that others load, read and check, without a pickle and without code.
+"""Publishing: a trained embedding as a folder that others can load, read and check, without a pickle and without code.
 
-`model.safetensors` and `config.yaml` are the network; `metrics.json`, `queries.npz`, `embeddings.npz` and
-`provenance.json` are the run's; `README.md` is the card; `published.json` is written last and has a digest of each file
-and each tensor.
+`model.safetensors` and `config.yaml` are the network. `metrics.json`, `queries.npz`, `embeddings.npz` and
+`provenance.json` come from the run. `README.md` is the card. `published.json`, the manifest, is written last and has a
+digest of each file and each tensor.
 """
 
 import hashlib
@@ -37,35 +37,37 @@ OF_RUN = ("metrics.json", QUERIES, EMBEDDINGS)
 
 
 def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str | None = None) -> None:
-    """The command: writes what is published of a finished run into a folder, and puts it on the hub.
+    """Runs the command: writes what is published of a finished run into a folder, and puts it on the hub.
 
-    The weights are those of the checkpoint that the run's figures are of.
+    The weights are those of the checkpoint to which the run's figures belong.
 
     Args:
-        folder: is made; what an earlier call wrote there is replaced.
-        licences: of `weights`, `backbone` and `data`; None is asked for at a terminal, if it is not known.
-        to: an address, `hf://owner/name`.
+        run: the folder of a finished run.
+        folder: where to write. It is made; files of an earlier call are replaced.
+        licences: of `weights`, `backbone` and `data`. A licence that is None and that the run does not know is asked
+            for, if the command runs at a terminal.
+        to: an address on the hub, `hf://owner/name`; None: the hub gets nothing.
 
     Raises:
-        UserError: no finished run of one training; a licence that is not known; a folder that is not empty and was not
-            published, or cannot be written; as `dml.hub.upload`.
+        UserError: `run` is not a finished run of one training, a licence is unknown, `folder` is not empty and holds
+            nothing published, or it cannot be written. Also as `dml.hub.upload`.
     """
     settings = RunFolder(run).config()
     if settings is None:
-        raise UserError(f"{run} is no folder of a run: name one.")
+        raise UserError(f"{run} is not the folder of a run: name one.")
     metrics = RunFolder(run).metrics()
     trained = Trained.of(run, result(metrics))
     config = load_checkpoint(trained.checkpoint)["config"]
     starts = [_without_places(start) for start in provenance.starts(run)]
     said = _licences(licences, starts)
     if to is not None and not is_address(to):
-        raise UserError(f"--to {to} is no address: write hf://owner/name.")
+        raise UserError(f"--to {to} is not an address: write hf://owner/name.")
     if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder} is not empty, and nothing was published there: name another with -o.")
+        raise UserError(f"{folder} is not empty, and holds nothing published: name another folder with -o.")
     writable(folder)
     name = folder.resolve().name if to is None else to.rpartition("/")[2]
     try:
-        (folder / MANIFEST).unlink(missing_ok=True)  # it is the last that is written: where it lies all is whole
+        (folder / MANIFEST).unlink(missing_ok=True)  # it is written last: a folder that has it is complete
         tensors = trained.weights()
         write_network(folder, tensors, portable(config), trained.step)
         for file in OF_RUN:
@@ -86,26 +88,29 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         write_atomically(folder / CARD, card(facts))
         write_atomically(folder / MANIFEST, json.dumps(_manifest(folder, trained, tensors), indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
+        raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")
     if to is not None:
         print(f"On the hub: {upload(folder, to, f'{name}, step {trained.step}')}")
 
 
 def result(metrics: Mapping[str, float]) -> str:
-    """The checkpoint that a run's figures are of: where it is not the last one, the last one's stand beside them."""
+    """Returns the name of the checkpoint to which a run's figures belong.
+
+    If that is not the last checkpoint, `metrics.json` has the last one's figures too, under `last/`.
+    """
     chosen = any(name.startswith("last/") for name in metrics)
     return f"best_on_{monitor(metrics)}" if chosen else "last"
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """SHA-256 of each tensor's type, shape and numbers."""
+    """Returns, by name, the SHA-256 of each tensor's type, shape and numbers."""
     return {
         name: hashlib.sha256(
             f"{value.dtype}{list(value.shape)}".encode() + value.contiguous().numpy().tobytes()
@@ -132,10 +137,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> Licences:
-    """What was given, what the run knows, and what is asked for; none is made up.
+    """Collects the licences from the options, from the run, and from the user at the terminal.
 
     Raises:
-        UserError: one is missing, and nobody can be asked.
+        UserError: one is missing, and there is no terminal to ask at.
     """
     began = next((start["weights"] for start in reversed(starts) if isinstance(start.get("weights"), dict)), None)
     known = {"backbone": "none: training began from random weights" if began is None else began.get("licence")}
@@ -149,16 +154,16 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
         said = given.get(name) or known.get(name)
         if said in (None, "", "unknown"):
             if not sys.stdin.isatty():
-                raise UserError(f"nobody knows {question}: say it with {option}.")
+                raise UserError(f"neither the command nor the run says {question}: say it with {option}.")
             said = input(f"Please say {question}: ").strip()
             if not said:
-                raise UserError(f"nothing is published before it is known {question}: say it with {option}.")
+                raise UserError(f"nothing is published until you say {question}: say it with {option}.")
         found[name] = str(said)
     return Licences(**found)
 
 
 def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
-    """A start with names in place of absolute paths in its command."""
+    """Returns a start of the run's provenance in which the command has names instead of absolute paths."""
     words = [
         f"{option}={Path(value).name}" if value.startswith(("/", "~")) else word
         for word in str(start["command"]).split()
@@ -172,6 +177,6 @@ def _in_a_sentence(protocol: Any, checkpoint: str) -> str:
     chosen = {
         "last": "The figures are of the last checkpoint.",
         "best_on_test": "The figures are of the best checkpoint on the test set, which flatters them.",
-        "best_on_validation": "The figures are of the best checkpoint on validation classes, which the test has not.",
+        "best_on_validation": "The figures are of the best checkpoint on validation classes, which are not tested.",
     }
     return f"{' '.join(said.split())} {chosen[checkpoint]}"

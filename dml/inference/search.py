@@ -1,4 +1,4 @@
-"""The images of a gallery that are nearest to others, as a trained run sees them."""
+"""Search: the images of a gallery that are nearest to query images, by a trained run's embedding."""
 
 import base64
 import io
@@ -32,14 +32,14 @@ from dml.reporting.page import render
 
 INDEX, VECTORS, PAGE = "index.faiss", "vectors.npz", "results.html"
 
-ON_PAGE = 100  # queries: thumbnails of more make a page that no browser likes
+ON_PAGE = 100  # queries on the page; the thumbnails of more would make it too large for browsers
 
 SIDE = 140  # pixels of a thumbnail's longer side
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """What is searched: the k nearest of M unit vectors of width D, and the path of each."""
+    """A gallery of M images: a function that searches their unit vectors `[M,D]`, and the path of each image."""
 
     search: Search
     paths: Sequence[str]
@@ -54,27 +54,33 @@ class Found:
     similarities: list[float]
 
     def at_least(self, threshold: float) -> "Found":
-        """Those with a similarity from the threshold on, if any."""
+        """Returns only those images whose similarity is at least the threshold; it may be none."""
         count = sum(similarity >= threshold for similarity in self.similarities)
         return Found(self.query, self.paths[:count], self.similarities[:count])
 
 
 def index_of(embeddings: np.ndarray) -> Any:
-    """An exact faiss index for cosines of unit vectors `[M,D]`. Raises as `need_faiss`."""
+    """Makes an exact faiss index for cosines of unit vectors `[M,D]`. Raises UserError if faiss is not installed."""
     index = need_faiss("dml.search").IndexFlatIP(embeddings.shape[1])
     index.add(np.ascontiguousarray(embeddings, np.float32))
     return index
 
 
 def search_gallery(gallery: Gallery, queries: np.ndarray, names: Sequence[str], k: int) -> list[Found]:
-    """The k nearest of the gallery to each of the queries `[Q,D]`, whose names are given.
+    """Finds the k images of the gallery that are nearest to each query.
+
+    Args:
+        gallery: to search.
+        queries: `[Q,D]` of unit norm.
+        names: Q names of the queries.
+        k: how many images to find for each query.
 
     Raises:
-        UserError: k below 1 or above the size of the gallery.
+        UserError: k is below 1 or above the size of the gallery.
     """
     _check_k(k, len(gallery.paths))
     similarities, rows = gallery.search(np.ascontiguousarray(queries, np.float32), k)
-    # An approximate index may find fewer, and says -1.
+    # An approximate index may find fewer than k images; the others have the row -1.
     return [
         Found(name, [gallery.paths[int(row)] for row in of_rows[of_rows >= 0]], of_similarities[of_rows >= 0].tolist())
         for name, of_rows, of_similarities in zip(names, rows, similarities, strict=True)
@@ -84,7 +90,7 @@ def search_gallery(gallery: Gallery, queries: np.ndarray, names: Sequence[str], 
 def _check_k(k: int, size: int) -> None:
     check_value("-k", k, Count)
     if k > size:
-        raise UserError(f"-k {k} nearest images are asked for, the gallery holds {size}: choose 1 to {size}.")
+        raise UserError(f"-k {k} nearest images are asked for, but the gallery holds {size}: choose 1 to {size}.")
 
 
 def search(
@@ -102,23 +108,27 @@ def search(
     index: str | None = None,
     min_recall: float = MIN_RECALL,
 ) -> list[Found]:
-    """The command: searches, prints a table for each query, and writes the index where it is new, and the page.
+    """Runs the command: searches, prints a table for each query, and writes the page, and the index if it is new.
 
     Args:
-        place: a folder of images, a file of vectors or a gallery file, or the folder of a search before.
+        place: the gallery: a folder of images, a file of `dml.embed` (.npz or .npy), or the folder of an earlier
+            search.
         queries: images, or folders of them.
-        out: what is written goes there; None: `place` if it has an index, else the folder `search` in that of the run.
+        out: the folder to write to; None: `place` if it has an index, else the folder `search` of the run.
+        k: how many images to find for each query.
         skip: leave out images that cannot be read.
-        threshold: leave out images less similar than the threshold of `dml.threshold`, of some queries all.
-        index: one of `dml.configuration.defaults.INDEXES`; None: the one that `place` has, else `flat`.
-        min_recall: of an approximate index; its effort is raised until a sample of the gallery has it.
-        run, checkpoint, batch_size, device: see `dml.embed.embed_images`.
+        threshold: leave out images that are less similar than the threshold of `dml.threshold`. Some queries may then
+            have no match.
+        index: one of `dml.configuration.defaults.INDEXES`; None: the kind that `place` has, else `flat`.
+        min_recall: the recall that an approximate index has to reach on a sample of the gallery; its effort is raised
+            until it does.
+        run, checkpoint, batch_size, device: see `dml.inference.embedding.embed_images`.
 
     Raises:
-        UserError: faiss is missing; no threshold was chosen; no such run, gallery or query; images that cannot be
-            read; vectors of another width or of other weights than the run's; k above the size of the gallery; a
-            folder that cannot be written; a recall that the index does not reach; a gallery that was changed since its
-            index was made.
+        UserError: faiss is missing; no threshold was chosen; there is no such run, gallery or query; images cannot be
+            read; the vectors have another width or come from other weights than the run's; k is above the size of the
+            gallery; the folder cannot be written; the index does not reach `min_recall`; or the gallery was changed
+            since its index was made.
     """
     need_faiss("dml.search")
     check_value("--min-recall", min_recall, Annotated[float, Field(gt=0, le=1)])
@@ -162,7 +172,7 @@ def search(
 
 
 def _vectors(place: Path, trained: Trained) -> Vectors:
-    """Of a file. Raises UserError where they are none, or of another embedding."""
+    """Reads the vectors of a file. Raises UserError if it holds none, or those of another embedding."""
     vectors = read_gallery(place) if place.suffix == SUFFIX else read_vectors(place)
     _check_same(place, vectors, trained)
     return vectors
@@ -171,8 +181,17 @@ def _vectors(place: Path, trained: Trained) -> Vectors:
 def _indexed(
     folder: Path, vectors: Vectors, source: Path | None, kind: str | None, k: int, min_recall: float
 ) -> Gallery:
-    """A new index in a folder; the vectors too, unless they are a gallery file or come from there. An exact search of a
-    gallery file reads that, and leaves nothing. Raises UserError where it cannot be written, or as `build` and `tune`.
+    """Makes a new index and writes it into a folder. It also writes the vectors, unless they are in a gallery file or
+    in that folder already.
+
+    Exact search of a gallery file reads that file and writes nothing.
+
+    Args:
+        source: the file of the vectors; None: they are in no file yet.
+        kind: of the index; None: `flat`.
+
+    Raises:
+        UserError: the folder cannot be written; also as `build` and `tune`.
     """
     in_file = source is not None and source.suffix == SUFFIX
     _check_k(k, len(vectors.paths))
@@ -183,7 +202,7 @@ def _indexed(
         seconds = time.perf_counter() - start
         measured = tune(built, k, min_recall)
         print(f"{kind} of {len(vectors.paths):,} images in {seconds:.1f} s: {_said(measured)}")
-    for old in (INDEX, ABOUT):  # of other vectors
+    for old in (INDEX, ABOUT):  # they belong to other vectors
         (folder / old).unlink(missing_ok=True)
     if not in_file and (source is None or source.resolve() != (folder / VECTORS).resolve()):
         write_vectors(folder / VECTORS, vectors)
@@ -206,7 +225,7 @@ def _said(measured: Measured) -> str:
 
 
 def _write_index(folder: Path, index: Any) -> None:
-    """Raises UserError where it cannot be written."""
+    """Writes an index into a folder. Raises UserError if that cannot be written."""
     try:
         with atomic_path(folder / INDEX) as new:
             new.write_bytes(_content(index))
@@ -217,15 +236,19 @@ def _write_index(folder: Path, index: Any) -> None:
 
 
 def _content(index: Any) -> bytes:
-    """Of the file of an index."""
+    """Returns the bytes that the file of an index has."""
     content: bytes = need_faiss("dml.search").serialize_index(index).tobytes()
     return content
 
 
 def _stored(folder: Path, trained: Trained, kind: str | None, k: int, min_recall: float) -> Gallery:
-    """What a search before has left. Raises UserError for vectors of another embedding, or an index of other vectors.
+    """Opens the gallery that an earlier search left in a folder.
 
-    An exact index is a function of its vectors: of such ones faiss reads no file that it did not write.
+    An exact index follows from its vectors, so it is built again and compared with the file: faiss reads no file of an
+    exact index that somebody else may have written.
+
+    Raises:
+        UserError: the vectors are of another embedding, or the index is of other vectors.
     """
     if not (folder / ABOUT).is_file():
         vectors = _vectors(folder / VECTORS, trained)
@@ -234,7 +257,7 @@ def _stored(folder: Path, trained: Trained, kind: str | None, k: int, min_recall
         index = index_of(vectors.embeddings)
         if (folder / INDEX).read_bytes() != _content(index):
             raise UserError(
-                f"{folder / INDEX} is not the index of {VECTORS} beside it, or damaged: delete it, and search in "
+                f"{folder / INDEX} is not the index of {VECTORS} beside it, or is damaged: delete it, and search in "
                 f"{folder / VECTORS}."
             )
         return Gallery(index.search, vectors.paths.tolist())
@@ -253,12 +276,12 @@ def _stored(folder: Path, trained: Trained, kind: str | None, k: int, min_recall
 
 
 def _check_same(file: Path, vectors: Vectors, trained: Trained) -> None:
-    """Raises UserError for vectors of another width or of other weights than the run's."""
+    """Raises UserError if the vectors have another width, or come from other weights, than the run's."""
     width = vectors.embeddings.shape[1]
     if width != trained.width:
         raise UserError(
-            f"{shown_path(file)} has {width} dimensions, the run's embedding {trained.width}: embed the gallery with "
-            "this run."
+            f"{shown_path(file)} has {width} dimensions, but the run's embedding {trained.width}: embed the gallery "
+            "with this run."
         )
     if vectors.weights != trained.digest():
         raise UserError(
@@ -307,7 +330,7 @@ def _html(results: Sequence[Found], trained: Trained, size: int) -> str:
 
 
 def _thumbnail(path: str) -> str | None:
-    """JPEG in base64; None of an image that is no longer there."""
+    """Returns a small JPEG in base64; None if the image cannot be opened any more."""
     try:
         small = ImageOps.contain(decode(path), (SIDE, SIDE))
     except Exception:  # whatever PIL's decoders raise

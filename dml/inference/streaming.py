@@ -1,4 +1,4 @@
-"""Embeddings of any number of images into a gallery file, by one process or by all of a torchrun."""
+"""Embedding of any number of images into a gallery file, by one process or by several that torchrun started."""
 
 import hashlib
 import os
@@ -22,14 +22,14 @@ from dml.inference.embedding import Trained, check_norms, image_files, opened, p
 from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, held_alone, need_pyarrow
 from dml.inference.vectors import writable
 
-MARKED_EVERY = 5.0  # seconds: what a kill can cost
+MARKED_EVERY = 5.0  # seconds; a kill loses the work of this time at most
 
 
 @contextmanager
 def group() -> Iterator[None]:
-    """The processes that torchrun started, each with a GPU of its own where there are some; else this one alone.
+    """Joins the processes that torchrun started into a group, and gives each a GPU if there are any.
 
-    They tell each other what they found, and nothing that lies on a device: gloo is enough.
+    Without torchrun it does nothing. The processes exchange no data that lies on a device, so gloo is enough.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or is_initialized():
         yield
@@ -54,18 +54,20 @@ def write_gallery(
     skip: bool = False,
     dtype: Literal["float32", "float16"] = "float32",
 ) -> None:
-    """The command: embeds all images of some files and folders into `out`, a .npy file (see `dml.inference.galleries`).
+    """Runs the command: embeds all images of some files and folders into a .npy file (see `dml.inference.galleries`).
 
-    Batches are the same for any number of processes, and so are the bits. Killed, the same line goes on; memory is that
-    of a batch, whatever N.
+    Batches, and so the bits of the embeddings, are the same for any number of processes. If it is killed, the same
+    command line continues the work. Memory is that of one batch, whatever the number of images.
 
     Args:
+        places: image files, and folders of images.
+        out: the .npy file to write.
         run, checkpoint, batch_size, device, skip: see `dml.inference.embedding.write_embeddings`.
         dtype: of the file.
 
     Raises:
-        UserError: as `write_embeddings`; pyarrow is missing; another process writes the same file; processes that do
-            not see the same images.
+        UserError: as `write_embeddings`; also if pyarrow is missing, another process writes the same file, or the
+            processes do not see the same images.
     """
     need_pyarrow()
     check_value("--batch-size", batch_size, Size)
@@ -82,21 +84,19 @@ def _write(
     names = hashlib.sha256(b"\0".join(os.fsencode(file) for file in files)).hexdigest()
     weights = trained.digest()
     what: dict[str, Any] = {"shape": [len(files), trained.width], "dtype": dtype, "weights": weights, "images": names}
-    what["batch_size"] = batch_size  # on which last bits may depend
+    what["batch_size"] = batch_size  # the last bits may depend on it
     if any(one != what for one in from_all_ranks(what)):
-        raise UserError("The processes do not see the same images or the same run: all need the same folders.")
+        raise UserError("The processes do not see the same images or the same run: give all the same folders.")
     first = not is_initialized() or get_rank() == 0
     with held_alone(out) if first else nullcontext():
         if first:
             Draft.begin(out, what)
-        from_all_ranks(None)  # now the files are there
+        from_all_ranks(None)  # all wait here until the first process has made the files
         draft = Draft.open(out)
         unreadable = _embed(trained, files, draft, batch_size, skip)
         found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
         if found and (not skip or len(found) == len(files)):
-            remedy = (
-                "name others" if skip else "repair them and go on with the same line, or leave them out with --skip"
-            )
+            remedy = "name others" if skip else "repair them and repeat the command, or leave them out with --skip"
             raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")
         if first:
             count = draft.finish([str(file) for file in files], weights)
@@ -105,12 +105,14 @@ def _write(
                 print(f"Left out: {said}.")
             before = f"; {draft.found} of them were there already" if draft.found else ""
             print(f"{out}: {count} embeddings of {trained.width} dimensions, {dtype}{before}")
-        from_all_ranks(None)  # until then the first one is needed
+        from_all_ranks(None)  # all wait here for the first process, which the group needs to the end
 
 
 def _embed(trained: Trained, files: Sequence[Path], draft: Draft, batch_size: int, skip: bool) -> dict[int, str]:
-    """Writes this process's share of what is missing. Returns images that cannot be read, by number; once there is one
-    and `skip` is not set, the rest is only looked at."""
+    """Embeds and writes this process's share of the missing images. Returns why images cannot be read, by number.
+
+    Without `skip`, once an image cannot be read, the others are only opened, to find all that cannot be read.
+    """
     rank, world = (get_rank(), get_world_size()) if is_initialized() else (0, 1)
     every = [range(at, min(at + batch_size, len(files))) for at in range(0, len(files), batch_size)]
     # An earlier attempt may have left a batch in which one image could not be read.

@@ -1,4 +1,4 @@
-"""The images that a run was tested and validated on, as its trained weights embed them now."""
+"""The images on which a run was tested and validated, and their embeddings by its trained weights."""
 
 import os
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from dml.inference.embedding import Trained, in_batches, opened
 from dml.runs.reading import reading
 from dml.training.rebuild import described
 
-DATA = "data"  # stands for the folder of data sets in what is published
+DATA = "data"  # stands for the folder of data sets in a published configuration
 
-PLACES = ("root", "csv")  # options of data sets that are paths, whatever they look like
+PLACES = ("root", "csv")  # options of data sets that are paths, even if they do not look like one
 
 
 @dataclass(frozen=True)
 class Tested:
-    """Of a run: the records, and which rows its protocol tests and validates on."""
+    """The data set of a run, and the rows on which its protocol tests and validates."""
 
     records: Records
     split: Split
@@ -40,21 +40,22 @@ class Tested:
 
     @classmethod
     def of(cls, trained: Trained, data: Path | None = None) -> "Tested":
-        """Opens the data set that the run was trained on, where it lay then.
+        """Opens the data set on which the run was trained, at the place where it was then.
 
         Args:
-            data: the folder of data sets, of what was published; None: `$DML_DATA`, else `data`.
+            trained: the run.
+            data: the folder of data sets, for a published embedding only; None: `$DML_DATA`, else `data`.
 
         Raises:
-            UserError: the data is not there any more, or not as it was; a checkpoint that names what is no data set or
-                no protocol.
+            UserError: the data is not there any more or was changed, the checkpoint names something that is no data set
+                or no protocol, or `data` is given for a run, which knows its data set.
         """
         path = trained.checkpoint
         config = described(path, "dataset", "protocol", "paths")
         if path.name == NETWORK:
             config = located(config, data or Path(os.environ.get("DML_DATA", "data")))
         elif data is not None:
-            raise UserError(f"{path} is of a run, which knows where its data lies: leave --data out.")
+            raise UserError(f"{path} belongs to a run, which knows where its data is: leave --data out.")
         with reading(path, "choose another with --checkpoint, or repeat the run"):
             check_plain({name: OmegaConf.to_container(config[name]) for name in ("dataset", "protocol")})
             protocol: Conventional = instantiate(config.protocol)
@@ -62,19 +63,20 @@ class Tested:
         return cls(records, protocol.split(records), protocol)
 
     def rows(self, part: EvaluatedPart) -> np.ndarray | None:
-        """Of the records: queries and gallery of the test, or the validation images; None where there are none."""
+        """Returns the rows of the records of one part: queries and gallery of the test, or the validation images. None
+        if the protocol has no validation images."""
         if part == "validation":
             return self.split.validation
         split = self.split
         return split.query if split.gallery is None else np.union1d(split.query, split.gallery)
 
     def embed(self, trained: Trained, rows: np.ndarray, batch_size: int) -> Tensor:
-        """`[n]` rows -> `[n,D]` float32 of unit norm. Raises UserError for an image that cannot be read."""
+        """Embeds rows `[n]`: returns `[n,D]` float32 of unit norm. Raises UserError if an image cannot be read."""
         learners = self.learners(trained, rows, batch_size)
         return learners.flatten(1) / learners.shape[1] ** 0.5
 
     def learners(self, trained: Trained, rows: np.ndarray, batch_size: int) -> Tensor:
-        """`[n]` rows -> `[n,L,d]` float32, each learner of unit norm. Raises as `embed`."""
+        """Embeds rows `[n]`: returns `[n,L,d]` float32, each learner of unit norm. Raises UserError as `embed`."""
         found = []
         batches = opened(trained.transform, in_batches(rows.tolist(), batch_size), self.records.opened)
         with tqdm(total=len(rows), desc="embedding", leave=False, disable=None) as bar:
@@ -90,10 +92,10 @@ class Tested:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration without places of the machine that it ran on: data sets lie below `DATA`.
+    """Returns a run's configuration without paths of the machine on which it ran: data sets are below `DATA`.
 
     Args:
-        config: plain containers, without references.
+        config: plain containers, without OmegaConf's references.
     """
     data_dir = str(config["paths"]["data_dir"])
 
@@ -116,7 +118,12 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def located(config: DictConfig, data: Path) -> DictConfig:
-    """The part of a published configuration that says where data lies, as it is here."""
+    """Returns a published configuration with the paths of this machine: data sets below `data`, and the cache.
+
+    Args:
+        config: as `portable` made it.
+        data: the folder of data sets here.
+    """
 
     def walk(node: Any) -> Any:
         if isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""From a ranking to a decision: the similarity from which on two images are taken to be of one class."""
+"""The choice of a threshold: the smallest similarity at which two images are taken to be of one class."""
 
 import json
 from dataclasses import asdict
@@ -28,9 +28,9 @@ FILE, PICTURE = "threshold.json", "threshold"
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
-Draws = Annotated[int, Field(ge=100, le=1_000_000)]  # of classes
+Draws = Annotated[int, Field(ge=100, le=1_000_000)]  # of the bootstrap
 
-SHOWN = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # FMR of the table, as far as there are pairs
+SHOWN = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # FMRs of the table; those that the pairs cannot resolve are left out
 
 
 def choose(
@@ -43,14 +43,14 @@ def choose(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """The command: chooses a threshold, tests it, prints a table, and writes `threshold.json` and
+    """Runs the command: chooses a threshold, tests it, prints a table, and writes `threshold.json` and
     `figures/threshold.png` into the run's folder.
 
-    It is chosen, and similarities are calibrated, on validation classes where the run's protocol has some, else on the
-    test itself, which flatters both; that is said and written.
+    The threshold is chosen, and similarities are calibrated, on validation classes if the run's protocol has some. Else
+    the test images serve for that too, which flatters the results; the command says so, and `threshold.json` has it.
 
     Args:
-        fmr: false match rate, at which the threshold is chosen.
+        fmr: false match rate at which the threshold is chosen.
         draws, seed: of the bootstrap over test classes.
         run, checkpoint, batch_size, device: see `dml.inference.embedding.embed_images`.
 
@@ -58,8 +58,8 @@ def choose(
         The content of `threshold.json`.
 
     Raises:
-        UserError: no such run; a rate that is none, or smaller than the pairs can resolve; data that is not there any
-            more; images that cannot be read.
+        UserError: there is no such run, `fmr` is not between 0 and 1 or smaller than the pairs can resolve, the data is
+            not there any more, images cannot be read, or the run's folder cannot be written.
     """
     check_value("--fmr", fmr, Rate)
     check_value("--draws", draws, Draws)
@@ -73,7 +73,7 @@ def choose(
     if fmr < on.resolves():
         raise UserError(
             f"--fmr {fmr:g}: the {on.different:,} pairs of two {part} classes resolve no FMR below "
-            f"{on.resolves():.2g}: ask for that or more, or test on more images."
+            f"{on.resolves():.2g}; ask for that or more, or test on more images."
         )
     threshold = on.operating([fmr])[0].threshold
     points = test.operating([one for one in SHOWN if one >= test.resolves()])
@@ -107,21 +107,27 @@ def choose(
         Plot(PICTURE, "How a threshold parts the pairs", figure).save(run / "figures" / f"{PICTURE}.png")
         write_atomically(run / FILE, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{run} cannot be written ({error.strerror}): copy the run to where it can.") from error
+        raise UserError(
+            f"{run} cannot be written ({error.strerror}): copy the run to a folder that can be written."
+        ) from error
     _print(content, points)
     print(f"Threshold: {run / FILE}")
     return content
 
 
 def read_threshold(run: Path, trained: Trained) -> float:
-    """What `choose` has found for a run. Raises UserError where it has not, or for other weights."""
+    """Reads the threshold that `choose` wrote for a run.
+
+    Raises:
+        UserError: there is no `threshold.json`, it is damaged, or it was chosen for other weights.
+    """
     path, remedy = run / FILE, f"choose one with python -m dml.threshold {run} --fmr 1e-3"
     with reading(path, remedy):
         found = json.loads(path.read_text())
         require(isinstance(found, dict) and isinstance(found.get("threshold"), float), "it holds no threshold")
         require(bool(np.isfinite(found["threshold"])), "its threshold is not finite")
     if found.get("weights") != trained.digest():
-        raise UserError(f"{path} is of other weights than those of {trained.checkpoint}: {remedy}.")
+        raise UserError(f"{path} was chosen for other weights than those of {trained.checkpoint}: {remedy}.")
     return float(found["threshold"])
 
 

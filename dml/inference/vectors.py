@@ -1,4 +1,4 @@
-"""Embeddings in a file, with a digest of the weights that made them and a checksum."""
+"""Files of embeddings, with a digest of the weights that made them and a checksum."""
 
 import hashlib
 import json
@@ -18,8 +18,14 @@ UNIT = 1e-3  # how far from 1 a norm may be
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a file of this command holds: `embeddings [N,D]` float32, in a gallery file maybe float16; `paths [N]`; the
-    digest of the weights; of a gallery file its checksum."""
+    """The content of a file that `dml.embed` writes.
+
+    Attributes:
+        embeddings: `[N,D]` float32; in a gallery file float32 or float16.
+        paths: `[N]`, of the images.
+        weights: the digest of the weights that embedded them.
+        stored: the checksum that a gallery file has; None: it is computed.
+    """
 
     embeddings: np.ndarray
     paths: Any
@@ -27,7 +33,7 @@ class Vectors:
     stored: str | None = None
 
     def checksum(self) -> str:
-        """Of all of it."""
+        """Returns the checksum of the content."""
         if self.stored is not None:
             return self.stored
         found = hashlib.sha256(json.dumps([self.weights, self.paths.tolist()]).encode())
@@ -41,8 +47,8 @@ class Embedded:
 
     Attributes:
         learners: `[N,L,d]` float32, each row of unit norm.
-        files: N, in the same order.
-        unreadable: those that are not among them, with the reason.
+        files: the N images, in the same order.
+        unreadable: the images that could not be read, with the reason. They are not among `files`.
     """
 
     learners: np.ndarray
@@ -51,17 +57,17 @@ class Embedded:
 
     @property
     def embeddings(self) -> np.ndarray:
-        """`[N,D]`, the learners side by side, of unit norm as a whole."""
+        """The learners side by side, `[N,D]`, of unit norm as a whole."""
         count, learners, width = self.learners.shape
         return self.learners.reshape(count, learners * width) / np.float32(learners**0.5)
 
     def vectors(self, weights: str) -> Vectors:
-        """What a file of them holds; `weights` is the digest."""
+        """Returns the content of a file of these embeddings. `weights` is the digest of the weights."""
         return Vectors(self.embeddings, np.array([str(file) for file in self.files], np.str_), weights)
 
 
 def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None) -> None:
-    """What `read_vectors` reads; and `learners [N,L,d]`, where they are given.
+    """Writes a file that `read_vectors` reads, and `learners [N,L,d]` into it if they are given.
 
     Raises:
         UserError: it cannot be written.
@@ -78,7 +84,7 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
 
 
 def read_vectors(path: Path) -> Vectors:
-    """A file of `write_vectors`. Raises UserError where it is none, or was changed since."""
+    """Reads a file of `write_vectors`. Raises UserError if it is no such file, or was changed since."""
     remedy = "write it with python -m dml.embed"
     with reading(path, remedy):
         with np.load(path, allow_pickle=False) as content:
@@ -86,7 +92,7 @@ def read_vectors(path: Path) -> Vectors:
             weights, checksum = (str(content[name]) for name in ("weights", "checksum"))
         found = Vectors(embeddings, paths, weights)
         require(embeddings.ndim == 2 and embeddings.dtype == np.float32, "it does not hold embeddings [N,D]")
-        require(paths.shape == embeddings.shape[:1] and len(paths) > 0 and paths.dtype.kind == "U", "no path a row")
+        require(paths.shape == embeddings.shape[:1] and len(paths) > 0 and paths.dtype.kind == "U", "it lacks a path")
         require(found.checksum() == checksum, "it was changed since it was written: its checksum is another")
         apart = np.abs(np.linalg.norm(embeddings, axis=1) - 1)
         require(bool((apart < UNIT).all()), "it holds embeddings that are not of unit norm")
@@ -94,7 +100,11 @@ def read_vectors(path: Path) -> Vectors:
 
 
 def writable(folder: Path) -> None:
-    """Makes a folder, before anything is computed that is to lie in it. Raises UserError where that cannot be."""
+    """Makes a folder and checks that it can be written, before the work on its content begins.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

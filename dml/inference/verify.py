@@ -1,4 +1,4 @@
-"""Whether a published embedding is what its card says: the test set is embedded again, and every rank compared."""
+"""Verification of a published embedding: the test set is embedded again, and every rank and figure is compared."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -24,19 +24,24 @@ from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require
 from dml.runs.scores import QUERIES, Queries, read_queries
 
-# A cosine of float32 embeddings that another processor or library computes, and one of half precision.
+# How far a cosine may be off on another processor or with another library: of float32 runs, and of half precision.
 COSINE, HALF = 1e-5, 1e-2
 
-FIGURE = 2e-3  # of a figure, where ranks were rounded otherwise; of few queries the share of two
+FIGURE = 2e-3  # how far a figure may be off because of rounding; with few queries, the share of two of them if larger
 
-EXACT = 1e-9  # of a figure and the mean over queries that it is
+EXACT = 1e-9  # how far a figure may be off from the mean of the recorded ranks
 
-SHOWN = 5  # names in a sentence
+SHOWN = 5  # names that a sentence lists
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What differs, a sentence each without a full stop; and what was found where nothing does."""
+    """The result of a verification.
+
+    Attributes:
+        differences: what differs, a sentence each, without a full stop.
+        said: a summary of what was compared, to print if nothing differs.
+    """
 
     differences: list[str]
     said: str
@@ -45,23 +50,27 @@ class Verdict:
 def verify(
     place: Path, data: Path | None = None, *, batch_size: int = EMBEDDED_AT_ONCE, device: str = "auto"
 ) -> Verdict:
-    """Compares a run, or what was published of it, with itself.
+    """Checks whether a run, or what was published of it, is what it says.
 
-    What was published is first compared with its manifest, its card with its figures, and its figures with its ranks.
-    Then the test images are embedded again: a rank that rounding cannot explain, or a figure that is off by more than
-    `FIGURE`, is a difference.
+    First, published files are compared with their manifest, the card with the figures, and the figures with the ranks.
+    Then the test images are embedded again. A rank that rounding cannot explain is a difference, and so is a figure
+    that is off by more than `FIGURE`.
 
     Args:
+        place: a run folder, or the folder of what was published.
         data: see `Tested.of`.
+        batch_size: images that are embedded at a time.
         device: see `Trained.of`.
 
     Raises:
-        UserError: no run and nothing published; data that is not there.
+        UserError: `place` is neither a run nor published, or the data is not there.
     """
     check_value("--batch-size", batch_size, Size)
     published = (place / MANIFEST).is_file()
     if not published and not (place / "checkpoints").is_dir():
-        raise UserError(f"{place} is neither the folder of a run nor was published: it has no {MANIFEST}.")
+        raise UserError(
+            f"{place} is neither the folder of a run nor of a published embedding: it has no {MANIFEST}; name another."
+        )
     metrics = read_metrics_json(place / "metrics.json")
     queries = read_queries(place) if (place / QUERIES).is_file() else None
     found = [*(_altered(place) if published else ()), *(_card(place, metrics) if published else ())]
@@ -74,14 +83,15 @@ def verify(
 
 
 def command(place: str | Path, data: Path | None, *, batch_size: int, device: str) -> None:
-    """The command: `verify`, printed.
+    """Runs the command: verifies a place and prints the result.
 
     Args:
-        place: a folder, or an address.
+        place: a folder, or an address `hf://owner/name`.
+        data, batch_size, device: see `verify`.
 
     Raises:
         UserError: as `verify` and `dml.hub.folder_of`.
-        Unfaithful: it differs.
+        Unfaithful: something differs.
     """
     verdict = verify(folder_of(place), data, batch_size=batch_size, device=device)
     if verdict.differences:
@@ -98,7 +108,7 @@ def _loads(place: Path) -> bool:
 
 
 def _altered(place: Path) -> Iterator[str]:
-    """Files that are not those of the manifest."""
+    """Yields the differences between files and the manifest."""
     path = place / MANIFEST
     with reading(path, "publish the run again"):
         manifest = json.loads(path.read_text())
@@ -113,7 +123,7 @@ def _altered(place: Path) -> Iterator[str]:
 
 
 def _which(file: Path, tensors: Mapping[str, str]) -> str:
-    """The tensors of a file of weights that are not those of the manifest."""
+    """Returns words that name the altered tensors, if the file is the one of weights."""
     if file.name != NETWORK:
         return ""
     try:
@@ -125,7 +135,7 @@ def _which(file: Path, tensors: Mapping[str, str]) -> str:
 
 
 def _card(place: Path, metrics: Mapping[str, float]) -> Iterator[str]:
-    """What the card says otherwise than the figures do, and the licence that it lacks."""
+    """Yields the differences between the card and the figures, and says if the card names no licence."""
     card = place / CARD
     if not card.is_file():
         yield f"{CARD} is missing"
@@ -135,14 +145,14 @@ def _card(place: Path, metrics: Mapping[str, float]) -> Iterator[str]:
     text = card.read_text(encoding="utf-8", errors="replace")
     for line in figures(metrics)[2:]:
         if line not in text.splitlines():
-            yield f"{CARD} has another {line.split('|')[1].strip()} than metrics.json"
+            yield f"{CARD} has another value of {line.split('|')[1].strip()} than metrics.json"
     for name, value in _results(place / CARD):
         if metrics.get(f"test/{name}") != value:
             yield f"the front matter of {CARD} says {name} {value}, metrics.json {metrics.get(f'test/{name}')}"
 
 
 def _results(card: Path) -> Iterator[tuple[str, object]]:
-    """Metric and value of each result in the front matter."""
+    """Yields metric and value of each result in the front matter of the card."""
     index = front_matter(card).get("model-index")
     for model in index if isinstance(index, list) else []:
         for tested in model.get("results", []) if isinstance(model, dict) else []:
@@ -152,7 +162,7 @@ def _results(card: Path) -> Iterator[tuple[str, object]]:
 
 
 def _of_ranks(metrics: Mapping[str, float], queries: Queries) -> Iterator[str]:
-    """Figures that are not the means of what the run wrote of each query."""
+    """Yields the figures that are not the means of the values recorded for each query."""
     counted = queries.best_rank > 0
     for name in (name for name in metrics if name.startswith("test/") and not name.endswith(ENDS)):
         values = queries.metric(name.removeprefix("test/"))
@@ -164,7 +174,7 @@ def _of_ranks(metrics: Mapping[str, float], queries: Queries) -> Iterator[str]:
 def _again(
     trained: Trained, tested: Tested, metrics: Mapping[str, float], queries: Queries | None, batch_size: int
 ) -> tuple[list[str], str]:
-    """Differences between what was recorded and what the weights make of the test images now; and a summary."""
+    """Embeds the test images again. Returns the differences from what was recorded, and a summary."""
     split, protocol = tested.split, tested.protocol
     rows = tested.rows("test")
     assert rows is not None
@@ -182,7 +192,7 @@ def _again(
         ranking = protocol.ranking(split, embedded)
         assert ranking is not None
         if len(queries.best_rank) != len(ranking.best_rank):
-            return [f"{QUERIES} has {len(queries.best_rank)} queries, the data {len(ranking.best_rank)}"], ""
+            return [f"{QUERIES} has {len(queries.best_rank)} queries, but the data has {len(ranking.best_rank)}"], ""
         low, high = rank_bounds(
             _unit(query),
             query.labels,
@@ -197,7 +207,8 @@ def _again(
             first = int(np.flatnonzero(wrong)[0])
             differences.append(
                 f"{int(wrong.sum())} of {len(wrong)} queries have another rank than recorded, such as "
-                f"{queries.paths[first]}, {int(ranking.best_rank[first])} and not {int(queries.best_rank[first])}"
+                f"{queries.paths[first]}, whose rank is {int(ranking.best_rank[first])} and not "
+                f"{int(queries.best_rank[first])}"
             )
     protocol.clustering = protocol.clustering and find_spec("faiss") is not None
     scores = protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
@@ -220,17 +231,20 @@ def _summary(moved: int, queries: Queries | None, apart: float, count: int, devi
         ranks = f"The ranks of all {len(queries.best_rank):,} queries are as recorded; "
     else:
         ranks = (
-            f"Of {len(queries.best_rank):,} queries {moved:,} have another rank, as cosines that are off by "
-            f"{HALF if half else COSINE:g} make it: another processor or batch rounds so; "
+            f"Of {len(queries.best_rank):,} queries {moved:,} have another rank, which cosines that are off by "
+            f"{HALF if half else COSINE:g} explain: another processor or batch rounds in another way; "
         )
     return f"{ranks}{count} figures were compared, the largest difference is {apart:.2g} (on {device})."
 
 
 def junk(cameras: np.ndarray, query: Embedded, gallery: Embedded) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `dml.evaluation.reidentification` takes out of rankings: rows `[b]` of the queries -> `[b,M]`.
+    """Returns a function that says which gallery images are junk for some queries, as in
+    `dml.evaluation.reidentification`: rows `[b]` of the queries -> `[b,M]` bool.
 
     Args:
-        cameras: `[N]`, of the records.
+        cameras: `[N]`, the camera of each row of the records.
+        query: the Q queries.
+        gallery: the M gallery items.
     """
     of_all = torch.as_tensor(cameras, device=query.rows.device)
 

@@ -1,1 +1,1 @@
-"""How runs are started: one, the trainings of a protocol, a sweep."""
+"""Starting of runs: a single one, all trainings of a protocol, or a sweep."""

@@ -1,4 +1,4 @@
-"""Options of the commands that are no configuration of Hydra's."""
+"""Command-line arguments of the commands that do not use Hydra."""
 
 import argparse
 from pathlib import Path
@@ -10,30 +10,30 @@ from dml.hub import is_address, parted
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser that says what is wrong in one sentence; paragraphs of the description stay as they are."""
+    """A parser that reports mistakes as UserError and prints the description with its line breaks."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raises UserError."""
-        raise UserError(f"{message}; {self.prog} --help says what there is.")
+        """Raises UserError with the parser's message."""
+        raise UserError(f"{message}; {self.prog} --help lists all options.")
 
 
 def place(word: str) -> str | Path:
-    """The type of an argument that is a folder, or the address of a model."""
+    """Parses an argument that is a path or the address of a model."""
     return word if is_address(word) else Path(word)
 
 
 def beside(place: str | Path, name: str) -> Path:
-    """Where a command puts what it makes of a run if nothing is said: into the run's folder; of an address into one
-    here that has the model's name."""
+    """Returns the default path of a command's output: `name` in the run's folder. For an address it is `name` in a
+    folder with the model's name, below the current one."""
     return (Path(parted(place)[0].rpartition("/")[2]) if isinstance(place, str) else place) / name
 
 
 def embedding_options(parser: argparse.ArgumentParser, skip: bool = True) -> None:
-    """Which weights embed images, where, and how many at a time: `--checkpoint`, `--device`, `--batch-size`; with
-    `skip` also `--skip`."""
+    """Adds the options of commands that embed images: `--checkpoint`, `--batch-size`, `--device`, and with `skip` also
+    `--skip`."""
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
     parser.add_argument(
         "--batch-size", type=int, default=EMBEDDED_AT_ONCE, help="images at a time (default: %(default)s)"

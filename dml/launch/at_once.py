@@ -1,4 +1,4 @@
-"""Several trainings beside one another, each a process of its own with its output in a file."""
+"""Several trainings at the same time, each in its own process with its output in a file."""
 
 import signal
 import subprocess
@@ -19,14 +19,14 @@ from dml.process import STOPPING, share_of_the_machine, started_from_here
 
 @dataclass(frozen=True)
 class Job:
-    """One of them.
+    """A training to carry out.
 
     Attributes:
-        name: for people.
-        command: to start.
-        log: the file that its output is appended to.
-        several_devices: it takes more than one by itself.
-        begin: called before it starts.
+        name: as it is printed.
+        command: the words of the command to start.
+        log: the file to which its output is appended.
+        several_devices: whether it uses several devices by itself.
+        begin: called just before it starts.
     """
 
     name: str
@@ -45,15 +45,15 @@ class _Running:
 
 
 def carry_out(jobs: Sequence[Job], at_once: int) -> list[Job]:
-    """Carries out all jobs, `at_once` at a time, and says of each when it has ended how many are left.
+    """Carries out all jobs, `at_once` at a time. When one ends, it prints how many are done and the time left.
 
-    They share the machine: its cores, where OMP_NUM_THREADS is not set, and its devices in turn.
+    The jobs share the machine: each gets its share of the cores, unless OMP_NUM_THREADS is set, and devices in turn.
 
     Returns:
-        Those that ended with an error; the others went on.
+        The jobs that ended with an error; the others were carried out all the same.
 
     Raises:
-        Interrupted: a signal told this process, or one of them, to stop, and all have ended.
+        Interrupted: a signal told this process, or one of the jobs, to stop, and all jobs have ended.
     """
     return _Several(jobs, at_once).carry_out()
 
@@ -63,8 +63,8 @@ class _Several:
         self.waiting, self.at_once, self.number = deque(jobs), at_once, len(jobs)
         self.running: list[_Running] = []
         self.failed: list[Job] = []
-        self.taken: list[float] = []  # seconds, of those that ended well
-        self.told: list[int] = []
+        self.taken: list[float] = []  # seconds of the jobs that ended well
+        self.told: list[int] = []  # signals to stop
         self.console = Console(soft_wrap=True, highlight=False, markup=False)
 
     def carry_out(self) -> list[Job]:
@@ -76,7 +76,7 @@ class _Several:
                     time.sleep(0.1)
                     for one in [one for one in self.running if one.process.poll() is not None]:
                         self._ended(one)
-            finally:  # Ctrl-C, which the terminal has told them too, or a log that cannot be written
+            finally:  # at Ctrl-C, which the terminal sends to the jobs too, or if a log cannot be written
                 self._pass_on(signal.SIGTERM)
                 for one in self.running:
                     one.process.wait()
@@ -92,13 +92,13 @@ class _Several:
         with job.log.open("ab") as file:
             process = subprocess.Popen(job.command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
         self.running.append(_Running(job, process, place, time.monotonic()))
-        if self.told:  # in the meantime
+        if self.told:  # while the job was started
             process.send_signal(self.told[0])
 
     def _ended(self, one: _Running) -> None:
         self.running.remove(one)
         code, seconds = one.process.returncode, time.monotonic() - one.since
-        if code == INTERRUPTED and not self.told:  # whoever stopped it means all
+        if code == INTERRUPTED and not self.told:  # whoever stopped this job wants all to stop
             self._tell(signal.SIGTERM)
         if code and self.told:
             return
@@ -129,16 +129,19 @@ class _Several:
 
     def _pass_on(self, number: int) -> None:
         for one in self.running:
-            one.process.send_signal(number)  # of one that has ended, nothing
+            one.process.send_signal(number)  # does nothing for a process that has ended
 
 
 def seconds_left(taken: Sequence[float], running: Sequence[float], waiting: int) -> float | None:
-    """Of all that is to do, one after another, if each takes the mean of those that ended; None: none has.
+    """Estimates the seconds that all remaining jobs take one after another, if each takes the mean of those that ended.
 
     Args:
-        taken: seconds of those that ended well.
-        running: seconds that others have run until now.
-        waiting: how many have not begun.
+        taken: the seconds of each job that ended well.
+        running: the seconds that each running job has taken so far.
+        waiting: how many jobs have not begun.
+
+    Returns:
+        The seconds; None if no job has ended well or none is left.
     """
     if not taken or not (running or waiting):
         return None
@@ -147,7 +150,7 @@ def seconds_left(taken: Sequence[float], running: Sequence[float], waiting: int)
 
 
 def duration(seconds: float) -> str:
-    """In words, of two digits or so."""
+    """Writes a duration in words, with about two digits."""
     if seconds > 5400:
         return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"

@@ -1,4 +1,4 @@
-"""A protocol of several trainings: each in a folder of its own, one after another, and what they come to together."""
+"""Protocols of several trainings: all are trained one after another, each in its own folder, and then summarised."""
 
 import json
 import sys
@@ -20,24 +20,27 @@ from dml.training.run import prepare_run
 
 
 def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
-    """Trains what is not trained yet, each in a process and a folder of its own below the run's.
+    """Carries out all trainings of a protocol that are not done yet, each in its own process and its own folder below
+    the run's, and summarises them.
 
     Args:
-        config: composed, of a protocol that leaves open which of its trainings is meant.
+        config: the composed configuration; its protocol leaves open which of its trainings is meant.
         overrides: of the command line.
 
     Returns:
-        The content of `metrics.json`: of each metric its mean over the pieces, and as `<name>/std` its standard
-        deviation (with n - 1).
+        The content of `metrics.json`: the mean of each metric over the trainings and, as `<name>/std`, its standard
+        deviation (n - 1).
 
     Raises:
-        UserError: a mistake in the configuration or the data, found before anything is written; several processes.
-        SystemExit: a training that ended with an error.
+        UserError: there is a mistake in the configuration or the data, which is found before anything is written, or
+            several processes were started.
+        SystemExit: a training ended with an error.
+        Interrupted: a signal ended a training.
     """
     if processes() > 1:
         raise UserError(
-            "All trainings of this protocol cannot be started by several processes at once: start one at a time, here "
-            f"with {' '.join(next(iter(trainings_of(config).values())))}, and take the table of all from "
+            "Several processes cannot start all trainings of this protocol: start one training at a time, such as "
+            f"{' '.join(next(iter(trainings_of(config).values())))}, and take the table of all from "
             "python -m dml.report FOLDER."
         )
     check(config)
@@ -47,16 +50,16 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     if not folder.path.exists() or not all((folder.path / name / "metrics.json").exists() for name in parts):
         _try_one(config)
     with folder.locked():
-        folder.check(config)  # another process may have been at work here in the meantime
+        folder.check(config)  # again, since another process may have written here before the lock was taken
         _train_all(config, overrides, folder)
         return _put_together(config, folder)
 
 
 def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> None:
-    """Raises SystemExit where a training ends with an error, Interrupted where a signal ends it."""
+    """Carries out the trainings. Raises SystemExit if one ends with an error, Interrupted if a signal ends one."""
     parts = trainings_of(config)
     whole = config.copy()
-    whole.runtime.update(train_classes=0, embedding_dim=0)  # differ from training to training
+    whole.runtime.update(train_classes=0, embedding_dim=0)  # they differ between trainings
     folder.name(whole, overrides)
     if not all((folder.path / name / "metrics.json").exists() for name in parts):
         folder.note_start(whole, overrides)
@@ -64,20 +67,20 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
         code = job([*overrides, *options], folder.path / name)
         if code == MISTAKE:
-            raise SystemExit(MISTAKE)  # it has said what is wrong
+            raise SystemExit(MISTAKE)  # the training has printed what is wrong
         if code == INTERRUPTED:
             raise Interrupted(f"the training in {folder.path / name}")
         if code:
             print(
-                f"dml: The training in {folder.path / name} ended with exit code {code}: what came before is kept, and "
-                f"the same options with paths.output_dir={folder.path} go on.",
+                f"dml: The training in {folder.path / name} ended with exit code {code}: earlier trainings are kept; "
+                f"to continue, repeat the same options with paths.output_dir={folder.path}.",
                 file=sys.stderr,
             )
             raise SystemExit(1)
 
 
 def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
-    """What the trainings come to, in their folder's files. Returns the content of `metrics.json`."""
+    """Summarises the trainings into the files of their folder. Returns the content of `metrics.json`."""
     parts = trainings_of(config)
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
@@ -90,7 +93,7 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
 
 
 def _try_one(config: DictConfig) -> None:
-    """Raises UserError for a mistake that the first training would find."""
+    """Prepares the first training without starting it. Raises UserError for any mistake that this finds."""
     one = config.copy()
     one.merge_with(OmegaConf.from_dotlist(next(iter(trainings_of(config).values()))))
     prepare_run(one, RunFolder(Path(one.paths.output_dir)))

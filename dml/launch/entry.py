@@ -1,4 +1,4 @@
-"""What the commands share: Hydra's command line, and how they end.
+"""The entry of commands that use Hydra: its command line, and how they end.
 
 Heavy imports wait until the configuration is composed, so that `--help` answers at once.
 """
@@ -20,12 +20,12 @@ from dml.process import end_with_parent, no_more, stop_when_told, wait_for_the_f
 
 
 def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
-    """`task(config)` with Hydra's command line around it.
+    """Makes a command from a task: Hydra's command line composes the configuration for it.
 
     Returns:
-        A function that leaves as `ending` says.
+        The command's `main`, which ends with the exit codes of `dml.errors`.
     """
-    own: list[Exception] = []  # what the task raised
+    own: list[Exception] = []  # errors that the task raised, not Hydra
 
     def guarded(config: DictConfig) -> Any:
         end_with_parent()
@@ -45,14 +45,14 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             own.append(error)
             raise
 
-    guarded.__module__ = task.__module__  # Hydra names the job after it
+    guarded.__module__ = task.__module__  # Hydra takes the name of the job from it
     run = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(guarded)
 
     @ending(files=False)
     def main() -> None:
         from dml.launch.sweep import Sweep
 
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and does not print them and leave
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them and leaving
         try:
             run()
         except Exception as error:
@@ -61,8 +61,8 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             if not isinstance(error, HydraException | OmegaConfBaseException) and not Sweep.began:
                 raise
             sentence = hydra_sentence(error)
-            if not isinstance(error, HydraException | OmegaConfBaseException):  # of a plug-in
-                sentence = f"the sweep ended ({sentence.rstrip('.')}): look at hydra.sweeper.* and hydra.launcher.*"
+            if not isinstance(error, HydraException | OmegaConfBaseException):  # raised by a plug-in
+                sentence = f"the sweep ended ({sentence.rstrip('.')}): check hydra.sweeper.* and hydra.launcher.*"
             if not Sweep.failed:
                 stop(sentence)
             print(f"dml: {sentence}", file=sys.stderr)

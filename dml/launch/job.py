@@ -1,4 +1,4 @@
-"""A run in a process of its own."""
+"""A run in its own process."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from dml.process import STOPPING, started_from_here
 
 
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
-    """The protocol's criterion, on validation classes where it has some, else on the test classes."""
+    """Returns the value of the protocol's criterion: on validation classes if it has some, else on the test classes."""
     validated, tested = (f"{part}/{config.protocol.criterion}" for part in ("best_on_validation", "test"))
     return metrics[validated if validated in metrics else tested]
 
@@ -29,12 +29,14 @@ def job(
     is_over: Callable[[], bool] = lambda: False,
     env: Mapping[str, str] | None = None,
 ) -> int:
-    """Carries out a run in a process of its own, passes signals on to it, and returns its exit code.
+    """Carries out a run in its own process, passes signals on to it, and returns its exit code.
 
     Args:
-        log: where its output goes; None: where that of this process goes.
-        env: its environment; None: this process's.
-        is_over: asked twice a second; when it says yes, the run is stopped by SIGTERM.
+        overrides: of the run's command line.
+        folder: of the run.
+        log: the file for its output; None: it goes where the output of this process goes.
+        is_over: called twice a second; once it returns True, the run is stopped by SIGTERM.
+        env: the environment of the run; None: that of this process.
 
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
@@ -59,18 +61,18 @@ def job(
             if not told and is_over():
                 pass_on(signal.SIGTERM, None)
         code = process.returncode
-    except KeyboardInterrupt:  # the terminal told the run too
+    except KeyboardInterrupt:  # the terminal sends Ctrl-C to the run too
         process.wait()
         raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if told:  # though the run may have ended well: what would come next has no time
+    if told:  # even if the run ended well, since nothing else may be started now
         raise Interrupted(f"{signal.Signals(told[0]).name}, passed on to {folder}")
     return code
 
 
 def typed(overrides: list[str], folder: Path) -> list[str]:
-    """The command of a run in a folder."""
-    quoted = str(folder).replace("'", "\\'")  # Hydra's grammar takes few characters bare
+    """Returns the words of the command that starts a run in a folder."""
+    quoted = str(folder).replace("'", "\\'")  # Hydra's grammar accepts few characters without quotes
     return [sys.executable, "-m", "dml.run", *overrides, f"paths.output_dir='{quoted}'"]

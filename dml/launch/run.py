@@ -1,7 +1,7 @@
-"""What `python -m dml.run` does with a configuration: a run, a protocol of several trainings, or a job of a sweep.
+"""The task of `python -m dml.run`: a run, a protocol of several trainings, or a job of a sweep.
 
-Heavy imports wait until the environment is checked, which Lightning reads when it is imported; the process of a sweep,
-whose jobs are processes of their own, does without them.
+Heavy imports wait until the environment variables are checked, since Lightning reads them when it is imported. The
+process of a sweep does without these imports: its jobs are processes of their own.
 """
 
 import os
@@ -17,7 +17,7 @@ from dml.process import check_environment, processes
 
 
 def task(config: DictConfig) -> float | None:
-    """What a sweep over hyperparameters maximises: see `objective`."""
+    """Carries out a run, and returns what a search over hyper-parameters maximises: see `objective`."""
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return job_of_a_sweep(config, overrides)
@@ -36,7 +36,7 @@ def task(config: DictConfig) -> float | None:
 
 
 def _check_overlay(overrides: list[str]) -> None:
-    """Raises UserError where an overlay names what to sweep, and this is one run and no job of a sweep."""
+    """Raises UserError if an overlay of conf/sweep was given, but this is a single run and not a sweep."""
     given = {override.partition("=")[0].lstrip("+~") for override in overrides}
     hydra_config = HydraConfig.get()
     if still := [str(name) for name in hydra_config.sweeper.get("params") or {} if name not in given]:
@@ -45,11 +45,11 @@ def _check_overlay(overrides: list[str]) -> None:
 
 
 def _check_folder_is_named(overrides: list[str]) -> None:
-    """Raises UserError where several processes would each take a folder of the minute in which they start."""
+    """Raises UserError if several processes were started without a folder: each would name one by its starting time."""
     several = processes() > 1
     named = "DML_OUTPUT_DIR" in os.environ or any(o.startswith("paths.output_dir=") for o in overrides)
     if several and not named:
         raise UserError(
-            "Several processes were started together: name their folder with paths.output_dir=FOLDER, which a "
-            "restart goes on in."
+            "Several processes were started together: name their folder with paths.output_dir=FOLDER, in which a "
+            "restart continues."
         )

@@ -1,4 +1,4 @@
-"""Sweeps, `-m`: each job in a folder and a process of its own, whatever launches it, and what became of it."""
+"""Sweeps (`-m`): each job has its own folder and process, whichever launcher starts it, and failures are remembered."""
 
 import atexit
 import hashlib
@@ -26,16 +26,25 @@ from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
-NAME_BYTES = 100  # of a folder; file systems take 255, and names beside it are longer
+NAME_BYTES = 100  # of a folder's name; file systems allow 255, and files beside it have longer names
 
 Launch = Callable[..., Sequence[JobReturn]]
 
 
 class Sweep(Callback):
-    """Begins a sweep with the names of what is swept; remembers what became of each job, and says it at the end."""
+    """The state of the sweep of this process, as a callback of Hydra's. It notes at the start which options are swept,
+    remembers which jobs failed, and prints that at the end.
+
+    Attributes:
+        began: whether this process started a sweep.
+        crashed: whether a job raised an error that is not an ordinary failure of a job.
+        folder: of the sweep.
+        failed: the folders of jobs that failed.
+        held: the lock that jobs look at, see `is_over`; None: there is none.
+    """
 
     began: ClassVar[bool] = False
-    crashed: ClassVar[bool] = False  # a job raised what is no job's failure
+    crashed: ClassVar[bool] = False
     folder: ClassVar[Path] = Path()
     failed: ClassVar[list[Path]] = []
     held: ClassVar[FileLock | None] = None
@@ -50,7 +59,7 @@ class Sweep(Callback):
         given = {o.get_key_element().lstrip("+~") for o in parsed}
         params = dict(config.hydra.sweeper.get("params") or {})
         own = {name: values for name, values in params.items() if name not in given}
-        if own != params:  # of an overlay: what was typed stands above it
+        if own != params:  # what was typed takes precedence over the overlay
             with read_write(config), read_write(config.hydra):
                 config.hydra.sweeper.params = own
         os.environ[SWEPT] = ",".join(map(str, [*swept, *own]))
@@ -62,10 +71,10 @@ class Sweep(Callback):
 
     @classmethod
     def conclude(cls) -> None:
-        """Writes and prints the table, and says which jobs failed.
+        """Writes and prints the table of the sweep, and prints which jobs failed.
 
         Raises:
-            SystemExit: with 1, where one did.
+            SystemExit: a job failed; the exit code is 1.
         """
         from dml.reporting.summary import write_summary
         from dml.runs.collecting import leaves
@@ -82,17 +91,17 @@ class Sweep(Callback):
             print(f"Failed: {folder}{code}", file=sys.stderr)
         if cls.failed:
             print(
-                f"{len(cls.failed)} of the jobs failed. The same sweep with paths.sweep_dir={cls.folder} runs them "
-                "again and skips what is done.",
+                f"{len(cls.failed)} of the jobs failed. Repeat the sweep with paths.sweep_dir={cls.folder}: it runs "
+                "them again and skips the jobs that are done.",
                 file=sys.stderr,
             )
             raise SystemExit(1)
 
 
 def remembered(launch: Launch) -> Launch:
-    """A launcher's `launch` that notes in `Sweep` what its jobs came to, in the process that started the sweep.
+    """Wraps a launcher's `launch`, so that the process that started the sweep notes in `Sweep` which jobs failed.
 
-    Jobs that run at once on this machine end when a signal tells that process to stop, or when it is gone; those of
+    Jobs that run at once on this machine end when a signal tells that process to stop, or when it is gone. Jobs of
     SLURM go on.
     """
 
@@ -105,7 +114,7 @@ def remembered(launch: Launch) -> Launch:
             Sweep.crashed |= one.status == JobStatus.FAILED
             folder = Sweep.folder / job_name(list(one.overrides or []))
             failed = one.status == JobStatus.COMPLETED and one.return_value is None
-            if failed and folder not in Sweep.failed:  # a search may try the same twice
+            if failed and folder not in Sweep.failed:  # a search may try the same job twice
                 Sweep.failed.append(folder)
         return returns
 
@@ -115,7 +124,8 @@ def remembered(launch: Launch) -> Launch:
 
 @contextmanager
 def _noting_signals() -> Iterator[list[int]]:
-    """Notes signals to stop meanwhile, and then lets go of the lock, by which the jobs learn of them."""
+    """Collects signals to stop meanwhile. At a signal it releases the lock, by which the jobs learn that they have to
+    stop."""
     told: list[int] = []
 
     def tell(number: int, frame: Any) -> None:
@@ -123,7 +133,7 @@ def _noting_signals() -> Iterator[list[int]]:
         assert Sweep.held is not None
         Sweep.held.release()
 
-    if Sweep.held is None:  # jobs are told by `dml.run.job`, or go on in SLURM
+    if Sweep.held is None:  # `dml.launch.job.job` passes signals on, or the jobs go on in SLURM
         yield told
         return
     before = {number: signal.signal(number, tell) for number in STOPPING}
@@ -135,7 +145,7 @@ def _noting_signals() -> Iterator[list[int]]:
 
 
 def _held() -> FileLock | None:
-    """A locked file that the jobs of this sweep look at; None on a file system without locks."""
+    """Makes and locks a file that the jobs of this sweep look at. Returns None on a file system without locks."""
     try:
         Sweep.folder.mkdir(parents=True, exist_ok=True)
         descriptor, path = tempfile.mkstemp(prefix=".sweep.", dir=Sweep.folder)
@@ -143,14 +153,14 @@ def _held() -> FileLock | None:
         atexit.register(Path(path).unlink, missing_ok=True)
         held = FileLock(path)
         held.acquire(timeout=0)
-    except (OSError, NotImplementedError):  # what else is wrong with the folder, the first job finds
+    except (OSError, NotImplementedError):  # any other fault of the folder is reported by the first job
         return None
     os.environ[HELD] = path
     return held
 
 
 def is_over() -> bool:
-    """Whether the process that started the sweep was told to stop or is gone, so that its jobs have to stop too."""
+    """Returns whether the process that started the sweep was told to stop or is gone: its jobs have to stop then."""
     if HELD not in os.environ:
         return False
     if not os.path.exists(os.environ[HELD]):
@@ -158,17 +168,21 @@ def is_over() -> bool:
     lock = FileLock(os.environ[HELD])
     try:
         lock.acquire(timeout=0)
-    except (OSError, NotImplementedError):  # it is held, by the sweep or by another job that asks
+    except (OSError, NotImplementedError):  # the sweep holds it, or another job that is just asking
         return False
     lock.release()
     return True
 
 
 def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
-    """One job of `-m`, in a process of its own: Lightning's launcher re-executes the command line on every rank.
+    """Carries out one job of a sweep in its own process, which Lightning needs: it repeats the command line for every
+    rank.
 
-    A job that fails leaves a file `FOLDER.failed`, and the next jobs run all the same. It returns None, as Optuna's
-    sweeper stops at NaN.
+    A job that fails leaves a file `FOLDER.failed`, and the next jobs run all the same.
+
+    Returns:
+        What a search maximises, see `objective`; None for a job that failed or was stopped (at NaN, Optuna's sweeper
+        would stop).
 
     Raises:
         UserError: the folder of the sweep cannot be made.
@@ -191,13 +205,13 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     try:
         code = job(overrides, folder, log, is_over, _environment(config, hydra_config))
     except Interrupted:
-        if at_once:  # it ends by itself where its neighbours still write their checkpoints
+        if at_once:  # other jobs may still be writing their checkpoints
             return None
         raise
     mark = mark_of(folder)
     if code:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
-        with suppress(OSError):  # a full disk stops no other job
+        with suppress(OSError):  # a full disk must not stop other jobs
             mark.write_text(f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n")
         return None
     with suppress(OSError):
@@ -206,7 +220,8 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
 
 
 def _environment(config: DictConfig, hydra_config: Any) -> dict[str, str] | None:
-    """Of a job that has others beside it on this machine: joblib's, of whose number only the launcher knows."""
+    """Returns the environment of a job that shares the machine with others: with joblib's launcher, the only one that
+    says how many. None for other launchers."""
     number = hydra_config.launcher.get("n_jobs")
     if number is None:
         return None
@@ -215,14 +230,15 @@ def _environment(config: DictConfig, hydra_config: Any) -> dict[str, str] | None
 
 
 def mark_of(folder: Path) -> Path:
-    """The file that says of a job that it failed."""
+    """Returns the path of the file that marks a job as failed."""
     return folder.with_name(f"{folder.name}.failed")
 
 
 def job_name(overrides: list[str]) -> str:
-    """The folder of a job, by what the sweep varies: the same sweep again, or a larger one, finds what is done.
+    """Returns the name of a job's folder, made of the options that the sweep varies. So the same sweep again, or a
+    larger one, finds the jobs that are done.
 
-    Different jobs have different names: of a value `/ , %` are written `%2F %2C %25`, a long name ends in its digest.
+    Different jobs have different names: `/ , %` in a value are written `%2F %2C %25`, and a long name ends in a digest.
     """
     swept = os.environ.get(SWEPT, "").split(",")
     mine = [o for o in overrides if o.lstrip("+~").partition("=")[0] in swept]

@@ -1,4 +1,4 @@
-"""A sweep of Hydra's as a file that `wandb sweep` takes: W&B's agents then run its jobs, on as many machines as wanted.
+"""Conversion of a Hydra sweep into a file for `wandb sweep`. W&B's agents then run its jobs, on any number of machines.
 
 https://docs.wandb.ai/guides/sweeps/define-sweep-configuration
 """
@@ -21,19 +21,20 @@ from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE
 from dml.files import write_atomically
 
-# Of a job: W&B's name of the sweep and of the run, so that agents that start at once have folders of their own.
+# The folder of a job has W&B's names of sweep and run, so that agents that start at once have different folders.
 PLACE = "paths.output_dir=runs/wandb_${oc.env:WANDB_SWEEP_ID}/${oc.env:WANDB_RUN_ID}"
 
 
 def write_sweep(path: Path | None, project: str, entity: str | None, overrides: Sequence[str]) -> None:
-    """Writes the file and prints what to do with it; without a path prints the file itself.
+    """Writes the sweep file and prints what to do with it.
 
     Args:
-        project, entity: of W&B; without an entity it is that of the key with which the file is taken.
+        path: of the file; None: its content is printed instead.
+        project, entity: of W&B. Without an entity, W&B takes that of the key used by `wandb sweep`.
         overrides: as after `python -m dml.run -m`.
 
     Raises:
-        UserError: as `sweep_of`, or a file that cannot be written.
+        UserError: as `sweep_of`; also if the file cannot be written.
     """
     text = yaml.safe_dump(sweep_of(project, entity, overrides), sort_keys=False, width=1000)
     if path is None:
@@ -42,21 +43,23 @@ def write_sweep(path: Path | None, project: str, entity: str | None, overrides: 
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another with --sweep-file.") from error
-    print(f"Sweep: {path}\nStart it: wandb sweep {path}, then on each machine the line that it prints")
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file with --sweep-file.") from error
+    print(f"Sweep: {path}\nStart it: wandb sweep {path}, then run on each machine the command that it prints")
 
 
 def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """The content of the file.
+    """Returns the content of the sweep file.
 
-    Lists and ranges are values of a grid; an interval is a range of numbers, on a logarithmic scale with
-    `tag(log, ...)`, and makes the search a Bayesian one, of as many runs as `hydra.sweeper.n_trials` says. It maximises
-    what a search of Hydra's does: the criterion on validation classes where the protocol has some, else Recall@1 of the
-    test.
+    Lists and ranges become the values of a grid. An interval becomes a range of numbers, on a logarithmic scale with
+    `tag(log, ...)`. It makes the search a Bayesian one, with as many runs as `hydra.sweeper.n_trials` says. The search
+    maximises the criterion on validation classes if the protocol has some, else Recall@1 of the test.
+
+    Args:
+        project, entity, overrides: see `write_sweep`.
 
     Raises:
-        UserError: nothing is swept, a value that W&B has no word for, an option that is none, or several trainings in
-            one job.
+        UserError: nothing is swept, W&B cannot express a range, an option does not exist, or a job would have several
+            trainings.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     swept = [one for one in parsed if one.is_sweep_override()]
@@ -70,7 +73,8 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
     swept += OverridesParser.create().parse_overrides(overlaid)
     if not swept:
         raise UserError(
-            "nothing is swept: give an option several values, as method.M=1,2,4, or an overlay, as sweep=M."
+            "nothing is swept: give an option several values, such as method.M=1,2,4, or name an overlay, such as "
+            "sweep=M."
         )
     parameters = {one.get_key_element(): _parameter(one) for one in swept}
     config = _checked([*texts, *(f"{name}={_first(values)}" for name, values in parameters.items())])
@@ -95,7 +99,7 @@ def _of_hydra(one: Override) -> bool:
 
 
 def _parameter(one: Override) -> dict[str, Any]:
-    """What W&B knows of an option that is swept."""
+    """Returns W&B's definition of an option that is swept."""
     if one.is_interval_sweep():
         sweep: Any = one.value()
         whole, logarithmic = isinstance(sweep.start, int), "log" in sweep.tags
@@ -103,12 +107,14 @@ def _parameter(one: Override) -> dict[str, Any]:
             kind = "int_uniform" if whole else "log_uniform_values" if logarithmic else "uniform"
             return {"distribution": kind, "min": sweep.start, "max": sweep.end}
     if not one.is_discrete_sweep() or one.value_type == ValueType.GLOB_CHOICE_SWEEP:
-        raise UserError(f"{one.input_line}: W&B has no such range; name the values, as {one.get_key_element()}=a,b.")
+        raise UserError(
+            f"{one.input_line}: W&B has no such range; name the values, such as {one.get_key_element()}=a,b."
+        )
     return {"values": [_number(text) for text in one.sweep_string_iterator()]}
 
 
 def _number(text: str) -> int | float | str:
-    """The number that a text is, so that W&B draws it as one; else the text."""
+    """Returns a text as a number if it is one, so that W&B draws it so; else the text."""
     for kind in (int, float):
         try:
             value = kind(text)
@@ -124,7 +130,11 @@ def _first(parameter: dict[str, Any]) -> Any:
 
 
 def _checked(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of the first job. Raises UserError for an option that is none, or for several trainings."""
+    """Composes the configuration of the first job and checks it.
+
+    Raises:
+        UserError: an option does not exist, or the job would have several trainings.
+    """
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", list(overrides))
     check(config)
@@ -132,6 +142,7 @@ def _checked(overrides: Sequence[str]) -> DictConfig:
         name, count = f"protocol.{axes[0].name}", config.protocol[axes[0].count]
         every = ",".join(str(i) for i in range(count))
         raise UserError(
-            f"a job of W&B is one training, and {name} leaves {count} of them open: sweep it too, {name}={every}."
+            f"a job of W&B is one training, but {name} leaves open which of {count} it is: sweep it too, "
+            f"{name}={every}."
         )
     return config

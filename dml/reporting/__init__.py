@@ -1,1 +1,1 @@
-"""Reports: of a run, and of several."""
+"""Reports of a single run and of several runs."""

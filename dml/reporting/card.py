@@ -1,4 +1,4 @@
-"""The card of a published embedding, as the Hugging Face hub shows it: what learned from what, and how well."""
+"""The card of a published embedding, as the Hugging Face hub shows it: method, data, figures, training, licences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dml.reporting.table import columns, interval, tested_on
 from dml.runs.about import settings
 from dml.runs.collecting import below_untrained
 
-# The identifiers of the hub that we write; another licence stands there as `other`, with its name.
+# Licences that have an identifier on the hub. Another one is written as `other`, with its name.
 IDENTIFIERS = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0", "mpl-2.0"),
     *("cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc-by-nc-nd-4.0", "openrail", "unlicense"),
@@ -23,7 +23,13 @@ IDENTIFIERS = (
 
 @dataclass(frozen=True)
 class Licences:
-    """Of what is published, in words: the weights, those that the backbone started from, and the training images."""
+    """Licences in words.
+
+    Attributes:
+        weights: of the weights that are published.
+        backbone: of the weights from which the backbone started.
+        data: of the training images.
+    """
 
     weights: str
     backbone: str
@@ -32,17 +38,18 @@ class Licences:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card is written from.
+    """The facts from which a card is written.
 
     Attributes:
         name: of the model.
-        place: where it is loaded from: a folder's name, or an address.
-        width: D.
+        place: from which it is loaded: the name of a folder, or an address.
+        width: D, of the embedding.
         config: of the run.
-        metrics: of the run, as `metrics.json` has them.
-        protocol: what it is, in a sentence.
-        starts: of the training, as `provenance.json` has them.
-        picture: `file` and `caption`, or None.
+        metrics: of the run, as in `metrics.json`.
+        protocol: a description of the protocol.
+        starts: of the training, as in `provenance.json`.
+        licences: of weights, backbone and data.
+        picture: its `file` and `caption`, or None.
     """
 
     name: str
@@ -57,7 +64,7 @@ class Facts:
 
 
 def card(facts: Facts) -> str:
-    """Front matter and Markdown."""
+    """Returns the text of the card: front matter and Markdown."""
     text = files("dml.reporting").joinpath("card.md.jinja").read_text(encoding="utf-8")
     page = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
@@ -82,7 +89,7 @@ def card(facts: Facts) -> str:
 
 
 def figures(metrics: Mapping[str, float]) -> list[str]:
-    """The lines of the table of a run's test: each metric with its interval and what it was untrained."""
+    """Returns the lines of a Markdown table of a run's test: each metric with its interval and its untrained value."""
     lines = ["| | test | interval | untrained |", "|---|---:|---:|---:|"]
     for one in columns(metrics):
         ends, before = interval(metrics, one.name), metrics.get(f"untrained/{one.name}")
@@ -92,7 +99,7 @@ def figures(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _front(facts: Facts) -> ModelCardData:
-    """What the hub and `dml.verify` read."""
+    """Returns the front matter, which the hub and `dml.verify` read."""
     method, data, protocol = label(facts.config)
     licence = facts.licences.weights.lower()
     known = licence in IDENTIFIERS

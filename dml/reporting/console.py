@@ -1,4 +1,4 @@
-"""Tables in a terminal, however narrow it is."""
+"""Printing of tables to a terminal of any width."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,14 +8,14 @@ from rich.table import Table
 
 
 def print_in_blocks(names: Sequence[str], table_of: Callable[[Sequence[str]], Table]) -> None:
-    """Prints one table, or several below each other where its columns have no room side by side.
+    """Prints a table. If its columns do not fit side by side, it prints several tables below each other.
 
     Args:
-        names: of the columns that may be apart, in their order.
-        table_of: the table of some of them, with the column that every block begins with.
+        names: of the columns that may be in different tables, in their order.
+        table_of: makes the table of some columns; it adds those that every table begins with.
     """
     console = Console()
-    endless = console.options.update(max_width=10_000)  # rich measures up to it
+    endless = console.options.update(max_width=10_000)  # rich measures no further than this width
     block: list[str] = []
     for name in names:
         if block and Measurement.get(console, endless, table_of([*block, name])).maximum > console.width:

@@ -1,6 +1,6 @@
-"""A W&B workspace with the panels that compare methods, and a report that has them as a page to write in.
+"""A W&B workspace with panels that compare methods, and a W&B report with the same panels, to write text between.
 
-Runs are shown by group: those that differ in their repetition alone are one line with its standard deviation.
+Runs are shown by group: runs that differ only in their repetition are one line with its standard deviation.
 """
 
 import json
@@ -13,18 +13,18 @@ from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE, METRICS, RERANKED, metric
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of pydantic, about wandb-workspaces
+    warnings.simplefilter("ignore")  # pydantic warns about wandb-workspaces
     try:
         import wandb_workspaces.reports.v2 as wr
         import wandb_workspaces.workspaces as ws
     except ImportError:
-        raise UserError("wandb-workspaces is missing: pip install '.[dashboard]'.") from None
+        raise UserError("wandb-workspaces is not installed: pip install '.[dashboard]'.") from None
 
 STEP = "trainer/global_step"
 
 
 def sections() -> list[ws.Section]:
-    """What is compared, the most important first; names of metrics are those of `metrics.json`."""
+    """Returns the sections with their panels, the most important first. Metrics have their names of `metrics.json`."""
 
     def course(title: str, *names: str) -> wr.LinePlot:
         return wr.LinePlot(
@@ -116,7 +116,7 @@ def sections() -> list[ws.Section]:
 
 
 def workspace(project: str, entity: str, name: str) -> ws.Workspace:
-    """The workspace as wandb-workspaces has it, checked by it, not sent yet."""
+    """Makes the workspace. wandb-workspaces checks it; nothing is sent."""
     return ws.Workspace(
         entity=entity,
         project=project,
@@ -128,29 +128,32 @@ def workspace(project: str, entity: str, name: str) -> ws.Workspace:
 
 
 def report(project: str, entity: str, name: str) -> wr.Report:
-    """The same panels below headings, of the project's runs by group, checked by wandb-workspaces, not sent yet."""
-    blocks: list[Any] = [wr.P("Runs that differ in their repetition alone are one line: mean and standard deviation.")]
+    """Makes the report: the panels below headings, with the project's runs by group. Nothing is sent."""
+    blocks: list[Any] = [wr.P("Runs that differ only in their repetition are one line: mean and standard deviation.")]
     for section in sections():
-        # A run set that names no project is the report's own, which need not exist yet.
+        # A run set without a project takes the report's, which need not exist yet.
         runs = wr.Runset(name="Methods", groupby=["group"])
         blocks += [wr.H2(section.name), wr.PanelGrid(runsets=[runs], panels=list(section.panels))]
     return wr.Report(project=project, entity=entity, title=name, blocks=blocks, width="fluid")
 
 
 def definitions(of_workspace: ws.Workspace, of_report: wr.Report) -> dict[str, Any]:
-    """What is sent to W&B."""
+    """Returns the definitions that are sent to W&B, as plain containers."""
     models = {"workspace": of_workspace._to_model(), "report": of_report._to_model()}
     return {kind: json.loads(model.model_dump_json(by_alias=True)) for kind, model in models.items()}
 
 
 def send(project: str, entity: str | None, name: str, only_print: bool = False) -> None:
-    """The command: makes both and prints their addresses; without a key, or where asked, their definitions.
+    """Runs the command: sends workspace and report and prints their addresses.
 
     Args:
-        entity: user or team; None: whose key it is.
+        project: of W&B.
+        entity: user or team; None: that of the key.
+        name: of the workspace and the report.
+        only_print: print the definitions and send nothing; the same happens without a key.
 
     Raises:
-        UserError: a service that does not answer, or refuses.
+        UserError: the service does not answer, or refuses.
     """
     try:
         if only_print or not wandb.login(prompt=False):
@@ -159,7 +162,7 @@ def send(project: str, entity: str | None, name: str, only_print: bool = False) 
             return
         named = project, entity or str(wandb.Api().default_entity), name
         urls = workspace(*named).save().url, report(*named).save().url
-    except Exception as error:  # of whatever layer of theirs could not reach the service
+    except Exception as error:  # raised by any layer of wandb's
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"W&B did not take the workspace or the report ({said}): --print shows what would be sent."

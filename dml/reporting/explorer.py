@@ -1,4 +1,4 @@
-"""What the run page needs to show each test image with its neighbours: numbers for its script, and thumbnails."""
+"""The data with which the run page shows test images and their neighbours: numbers for its script, and thumbnails."""
 
 import base64
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ MOST = 10_000  # images on a page
 
 @dataclass(frozen=True)
 class Explorer:
-    """What goes into the page.
+    """The data that goes into the page, which shows N images.
 
     Attributes:
         data: plain containers, for JSON. Images are numbered in the order of their thumbnails.
-        sheets: of thumbnails, base64.
-        maps: title -> `[N,2]` of all images on the page.
-        images, queries: how many are on the page.
-        left_out: queries that are not.
-        place: of a query among all queries -> its number among the images, where it is on the page.
+        sheets: images that hold the thumbnails, in base64.
+        maps: by title, the positions `[N,2]` of the images.
+        images, queries: how many images and queries are on the page.
+        left_out: how many queries are not on the page.
+        place: for each query on the page, its index among all queries -> its number among the images.
+        right: `[N]` bool, False for a query whose nearest image is wrong.
     """
 
     data: dict[str, Any]
@@ -37,10 +38,8 @@ class Explorer:
 
 
 def explorer(tested: Retrieved, most: int = MOST) -> Explorer:
-    """Of all test images, or where there are more than `most`, of as many queries as have room with their neighbours.
-
-    Those are drawn at random, with a fixed seed.
-    """
+    """Makes the data of the page, for all test images or, if there are more than `most`, for as many queries with their
+    neighbours as fit. These are drawn at random, with a fixed seed."""
     queries, searched, near = tested.queries, tested.searched, tested.neighbours.indices
     query_rows, searched_rows = queries.rows.cpu().numpy(), searched.rows.cpu().numpy()
     chosen = np.arange(len(query_rows))
@@ -80,7 +79,8 @@ def explorer(tested: Retrieved, most: int = MOST) -> Explorer:
 
 
 def _of_learners(tested: Retrieved, chosen: np.ndarray) -> list[list[int]]:
-    """Of each learner, whether it alone has each query's nearest image right; nothing of a single one."""
+    """Returns, for each learner, whether the nearest image of each query is right by it alone; empty for a single
+    learner."""
     if tested.best_of_learners is None:
         return []
     return [(best[chosen] == 1).astype(int).tolist() for best in tested.best_of_learners]

@@ -6,7 +6,7 @@ import jinja2
 
 
 def render(template: str, **values: Any) -> str:
-    """The page; a value that the template asks for and is not given is an error."""
+    """Renders a page. A value that the template uses and that is not given is an error."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("dml.reporting", "."),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained file that answers what a researcher asks of a run."""
+"""`report.html`: the report of a run as one self-contained file."""
 
 import base64
 import platform
@@ -34,12 +34,12 @@ from dml.runs.about import settings
 from dml.runs.collecting import BELOW_SAYS
 from dml.runs.provenance import said_of_starts
 
-SHOWN = 12  # worst classes, and pairs of classes, that are not folded away
+SHOWN = 12  # worst classes, and pairs of classes, that are shown unfolded
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a run, for whoever shows some."""
+    """A table of a run, for the report and for loggers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # words and numbers
@@ -53,18 +53,19 @@ def write_report(
     log: Sequence[Mapping[str, Any]],
     plots: Sequence[Plot],
 ) -> tuple[dict[str, Path], dict[str, Table]]:
-    """Draws what every method has into `figures/`, beside the method's own plots, and writes `report.html` around them.
+    """Draws the plots that every method has and saves them, with the method's own plots, in `figures/`. Then it writes
+    `report.html` with all of them.
 
     Args:
         folder: of the run.
         config: resolved, plain containers.
-        metrics: what `metrics.json` will hold.
-        tested: the test of the checkpoint that is the result; neighbours are sought where its embeddings are.
+        metrics: the content of `metrics.json`.
+        tested: the test of the checkpoint that is the result; neighbours are sought on the device of its embeddings.
         log: records of `metrics.jsonl`.
         plots: of the method.
 
     Returns:
-        The pictures and the tables, by name.
+        The paths of the pictures, and the tables, by name.
     """
     shown = explorer(tested)
     common = [*_of_scores(metrics, tested, log), *_of_images(tested, shown)]
@@ -102,7 +103,7 @@ def write_report(
 
 
 def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """What the head of the page says."""
+    """Returns the content of the head of the page."""
     made = OmegaConf.create(dict(config))
     said, start = settings(made), said_of_starts(folder)[-1]
     epochs = metrics["run/steps"] * made.sampler.batch_size / max(1, metrics["data/train/images"])
@@ -148,7 +149,7 @@ def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Ret
 
 
 def _of_learners(metrics: Mapping[str, float], tested: Retrieved) -> Table:
-    """What each learner is alone, and what the ensemble has of it."""
+    """Returns a table of each learner's metrics and of what it adds to the ensemble."""
     of = [one for one in columns(metrics) if one.per_learner]
     rows: list[list[Any]] = [[i, *cells(metrics, f"learners/{i}", of)] for i in range(tested.learners)]
     titles = ["learner", *(one.title for one in of)]
@@ -170,7 +171,7 @@ def _scales(metrics: Mapping[str, float]) -> Table | None:
 
 
 def _examples(tested: Retrieved, shown: Explorer) -> dict[int, list[int]]:
-    """Of the worst classes some wrong queries: a class's label -> numbers of images on the page."""
+    """Returns some wrong queries of the worst classes: the label of a class -> the numbers of images on the page."""
     found: dict[int, list[int]] = {}
     worst = {one.label for one in tested.classes[:SHOWN]}
     for place, image in shown.place.items():
@@ -206,15 +207,15 @@ def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:
     records, queries = tested.records, tested.queries
     if tested.best_of_learners is not None:
         caption = (
-            "Queries that one learner alone answers: the nearest image is right for it, and the number is the rank of "
-            "the nearest right image for the best of the other learners, among all images that are searched"
+            "Queries whose nearest image is right for a single learner; the number is the rank of the nearest right "
+            "image for the best of the other learners, among all images that are searched"
         )
         rows = queries.rows.cpu().numpy()
         drawn = galleries.easiest_queries(tested.best_of_learners, rows, records.open_image, records.class_of)
         yield Plot("easiest", caption, drawn)
     caption = (
-        "Test queries and their nearest neighbours: ticked and green of the same class, crossed and red of another; "
-        "half of the rows were chosen for a wrong nearest neighbour"
+        "Test queries and their nearest neighbours: a green tick marks the same class, a red cross another; half of "
+        "the rows were chosen because their nearest neighbour is wrong"
     )
     sheet = galleries.retrieval_gallery(
         queries.cpu(), tested.searched.cpu(), tested.neighbours, tested.right, records.open_image, records.class_of

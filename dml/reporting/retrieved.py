@@ -1,4 +1,4 @@
-"""What became of the test images, as a report asks for it: each figure is computed once, whoever shows it.
+"""The results of the test images for a report. Each figure is computed once, when it is first used.
 
 Q queries, L learners, C classes of queries, k neighbours.
 """
@@ -17,12 +17,13 @@ from dml.evaluation.splits import Split
 from dml.figures.galleries import Neighbours, neighbours_of
 
 NEIGHBOURS = 8
-MOST_LEARNERS = 16  # of which each is ranked alone and left out once
+MOST_LEARNERS = 16  # with more learners, the gallery is not ranked for each alone and for the others without it
 
 
 @dataclass(frozen=True)
 class OfClass:
-    """A test class: its queries that have a positive, Recall@1 over them, and what is taken for it or it for what."""
+    """A test class: its name and label, the number of its queries that have a positive, Recall@1 over them, and the
+    class for which they are most often taken."""
 
     name: str
     label: int
@@ -33,7 +34,14 @@ class OfClass:
 
 @dataclass(frozen=True)
 class Confusion:
-    """Two classes: how often the nearest image of a query of one is of the other, and two such queries' places."""
+    """Two classes that are confused.
+
+    Attributes:
+        names: of the two classes.
+        count: how many queries of one class have their nearest image in the other.
+        share: of the queries of both classes.
+        examples: the indices of up to two such queries.
+    """
 
     names: tuple[str, str]
     count: int
@@ -48,7 +56,7 @@ class Retrieved:
     Attributes:
         embedded: test embeddings, on any device.
         records, split, protocol: of the run.
-        ranking: what became of each query; None where the protocol has no such ranking.
+        ranking: of the queries; None: the protocol has no single ranking.
     """
 
     embedded: Embedded
@@ -67,7 +75,7 @@ class Retrieved:
 
     @property
     def searched(self) -> Embedded:
-        """What queries are sought in: the gallery, or the queries themselves."""
+        """The images that are searched: the gallery, or the queries themselves."""
         return self.gallery or self.queries
 
     @property
@@ -81,19 +89,20 @@ class Retrieved:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """`[Q]` int64."""
+        """The labels of the queries, `[Q]` int64."""
         return self.queries.labels.cpu().numpy()
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """`[Q]` bool: queries with a positive, which count in the metrics."""
+        """Which queries count in the metrics because they have a positive, `[Q]` bool; all if there is no ranking."""
         if self.ranking is not None:
             return self.ranking.positives > 0
         return np.ones(len(self.labels), dtype=bool)
 
     @cached_property
     def right(self) -> np.ndarray:
-        """`[Q]` bool: the nearest image is of the query's class; of equally near ones, none may be of another."""
+        """Which queries have a nearest image of their own class, `[Q]` bool. If several images are equally near, all
+        have to be of that class."""
         if self.ranking is not None:
             return self.ranking.best_rank == 1
         return self._labels_of(self.neighbours.indices[:, 0]) == self.labels
@@ -104,21 +113,22 @@ class Retrieved:
 
     @cached_property
     def best_of_learners(self) -> np.ndarray | None:
-        """`[L,Q]` int64, the rank of the nearest positive for each learner alone; None: a single one, or no ranking."""
+        """The rank of the nearest positive for each learner alone, `[L,Q]` int64. None if there is a single learner,
+        more than `MOST_LEARNERS`, or no ranking."""
         if not 1 < self.learners <= MOST_LEARNERS or self.ranking is None:
             return None
         return np.stack([self._ranked([i]) for i in range(self.learners)])
 
     @cached_property
     def recall_without(self) -> list[float]:
-        """Recall@1 of the ensemble without each of its learners; nothing where `best_of_learners` is None."""
+        """Recall@1 of the ensemble without each of its learners in turn; empty if `best_of_learners` is None."""
         if self.best_of_learners is None:
             return []
         others = ([j for j in range(self.learners) if j != i] for i in range(self.learners))
         return [float((self._ranked(chosen)[self.counted] == 1).mean()) for chosen in others]
 
     def _ranked(self, learners: list[int]) -> np.ndarray:
-        """Best ranks `[Q]` for the ensemble of some learners."""
+        """Returns the best ranks `[Q]` for the ensemble of some learners."""
         part = Embedded(self.embedded.embeddings[:, learners], self.embedded.labels, self.embedded.rows)
         ranking = self.protocol.ranking(self.split, part)
         assert ranking is not None
@@ -126,7 +136,7 @@ class Retrieved:
 
     @cached_property
     def classes(self) -> list[OfClass]:
-        """The worst first."""
+        """The test classes, the one with the lowest Recall@1 first."""
         found = []
         first = self._labels_of(self.neighbours.indices[:, 0])
         for label in np.unique(self.labels[self.counted]):
@@ -140,7 +150,7 @@ class Retrieved:
 
     @cached_property
     def confusions(self) -> list[Confusion]:
-        """Pairs of classes, both directions together, the most frequent first."""
+        """The pairs of classes that are confused, in either direction, the most frequent pair first."""
         first = self._labels_of(self.neighbours.indices[:, 0])
         wrong = np.flatnonzero((first != self.labels) & self.counted)
         pairs: dict[tuple[int, int], list[int]] = {}

@@ -1,6 +1,6 @@
-"""One table of several runs, what they cost, and a metric over each number that was swept.
+"""The summary of several runs: one table, a picture of their cost, and a metric over each number that was swept.
 
-Runs that differ in their seed, split, fold or repetition alone are one row: mean and standard deviation over them.
+Runs that differ only in seed, split, fold or repetition are one row, with mean and standard deviation.
 """
 
 import base64
@@ -35,31 +35,35 @@ from dml.runs.collecting import BELOW, BELOW_SAYS, Group, groups, leaves
 from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics
 
-ALSO = "also differs"  # what was not meant to
+ALSO = "also differs"  # marks options in which runs were not meant to differ
 
-NEEDED = (f"test/{HEADLINE}", "model/params", "model/flops")  # of every run
+NEEDED = (f"test/{HEADLINE}", "model/params", "model/flops")  # metrics that every run has to have
 
 
 def write_summary(
     folders: Sequence[Path], out: Path, metric: str = f"test/{HEADLINE}", over: str | None = None
 ) -> Path:
-    """`summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/` in a folder; prints the table.
+    """Runs the command: prints the table, and writes `summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/`.
 
     Args:
-        out: the folder, which is made.
-        metric: drawn over each number that the runs were swept over, with its standard deviation.
-        over: the only option to draw it over; None: every one.
+        folders: of runs or sweeps.
+        out: the folder to write to; it is made.
+        metric: to draw, with its standard deviation, over each option for which the runs have several numbers.
+        over: the only option to draw it over; None: all of them.
 
     Returns:
-        The page.
+        The path of `summary.html`.
 
     Raises:
-        UserError: no finished run below the folders, a metric or an option that they do not have, or a folder that
+        UserError: there is no finished run below the folders, they do not have the metric or the option, or the folder
             cannot be written.
     """
     runs = leaves(folders)
     if not runs:
-        raise UserError(f"no finished run (config.yaml with metrics.json) lies below {', '.join(map(str, folders))}.")
+        raise UserError(
+            f"there is no finished run (config.yaml with metrics.json) below {', '.join(map(str, folders))}: name "
+            "another folder."
+        )
     for run in runs:
         if lacking := [name for name in NEEDED if name not in run.metrics]:
             raise UserError(f"{run.folder / 'metrics.json'} has no {lacking[0]}: repeat the run, or leave it out.")
@@ -96,13 +100,14 @@ def write_summary(
             write_atomically(out / f"summary.{kind}", text)
         write_atomically(page, _html(table, shown, pictures, list(swept), differ, head))
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another with -o.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Report: {page}")
     return page
 
 
 def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, dict[str, list[summaries.Measured]]]:
-    """Of each option that has several numbers: lines of what else differs, of the metric by the number."""
+    """Returns, for each option with several numbers, the lines to draw: the metric by the number, one line for each
+    choice of the other options."""
     if not any(metric in group.metrics for group in table):
         near = ", ".join(
             difflib.get_close_matches(metric, sorted({n for group in table for n in group.metrics}), cutoff=0.4)
@@ -123,12 +128,15 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
         if len({point.x for points in lines.values() for point in points}) > 1:
             found[name] = lines
     if over is not None and over not in found:
-        raise UserError(f"the runs were not swept over numbers of {over}; they were over {', '.join(found) or 'none'}.")
+        raise UserError(
+            f"the runs were not swept over numbers of {over}; options that --over can name: "
+            f"{', '.join(found) or 'none'}."
+        )
     return {over: found[over]} if over is not None else found
 
 
 def _titled(name: str) -> str:
-    """A metric's title, and where it is measured unless that is the test; its name where it is not declared."""
+    """Returns a metric's title, with its place unless that is the test; its name if it is not declared."""
     of, (place, _, _) = known(name), name.rpartition("/")
     if of is None:
         return name
@@ -174,12 +182,12 @@ def _differing(one: Difference, table: Sequence[Group]) -> dict[str, str]:
 
 
 def _below(table: Sequence[Group], shown: Mapping[str, str]) -> bool:
-    """Whether some figure of the table is below that of its untrained network."""
+    """Returns whether a figure of the table is worse than that of its untrained network."""
     return any(group.cell(name).endswith(BELOW) for group in table for name in shown)
 
 
 def _csv(table: Sequence[Group]) -> str:
-    """All metrics, to their last digit: `configuration, n`, and a column each, its deviation as `<name>/std`."""
+    """Returns all metrics with all digits, as CSV: columns `configuration, n`, and one for each metric and `/std`."""
     names = sorted({name for group in table for name in group.metrics})
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -190,7 +198,7 @@ def _csv(table: Sequence[Group]) -> str:
 
 
 def _point(group: Group) -> summaries.Point:
-    """A line of the picture joins what differs in the number of learners alone."""
+    """Returns a point of the cost picture. A line joins groups that differ only in their number of learners."""
     counting = {f"method.{name}" for name in declared(group.runs[0].config.method, "counted_by")}
     others = [option for option in group.label.split(" ") if option.lstrip("+").partition("=")[0] not in counting]
     metrics = group.metrics
@@ -205,7 +213,8 @@ def _point(group: Group) -> summaries.Point:
 
 
 def _course(group: Group) -> dict[int, float]:
-    """Recall@1 by step, the mean over the runs that were evaluated there, on what was monitored while training."""
+    """Returns Recall@1 by step on the part that was monitored during training: the mean over the runs evaluated
+    there."""
     values: dict[int, list[float]] = {}
     for run in group.runs:
         log = run.folder / "metrics.jsonl"
@@ -250,9 +259,9 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
     if told := [one for one in differ if not one.detail]:
         print_in_blocks([group.label for group in table], differing)
         if not all(one.meant for one in told):
-            print(f"* {ALSO}: nobody asked for it on the command line")
+            print(f"* {ALSO}: it was not given on the command line")
         if more := len(differ) - len(told):
-            print(f"and {more} options of components that differ: summary.html")
+            print(f"and {more} options of components that differ: see summary.html")
 
 
 def _html(

@@ -20,49 +20,50 @@ CAPTIONS = {
 
 
 def columns(metrics: Mapping[str, float]) -> list[Metric]:
-    """The metrics of the table, in the order of `metrics.json`."""
+    """Returns the metrics of the table, in the order of `metrics.json`."""
     found = (declared(name) for name in metrics if name.startswith("test/"))
     return [one for one in found if one is not None and "run" in one.tables]
 
 
 def places(metrics: Mapping[str, float]) -> dict[str, str]:
-    """What the table compares: title, and where in `metrics.json` its values stand. A single learner has no mean."""
+    """Returns what the table compares: the title of each column, and its place in `metrics.json`. With a single learner
+    there is no mean learner."""
     every = (CHOSEN if any(name.startswith("last/") for name in metrics) else LAST) | BESIDE
     several = f"learners/1/{HEADLINE}" in metrics
     return {title: place for title, place in every.items() if several or place != "learners/mean"}
 
 
 def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> list[str]:
-    """What some metrics are at a place, as people write it; nothing where they are not there."""
+    """Formats some metrics at a place; a metric that is not there gives an empty cell."""
     return [one.written(metrics.get(f"{place}/{one.name}")) for one in of]
 
 
 def marked(metrics: Mapping[str, float], of: Sequence[Metric]) -> list[str]:
-    """As `cells` of the test, with `BELOW` behind what is below the untrained network's."""
+    """Formats metrics of the test as `cells` does, and adds `BELOW` to those worse than the untrained network's."""
     written = cells(metrics, "test", of)
     below = [below_untrained(metrics, f"test/{one.name}") for one in of]
     return [cell + (BELOW if is_below else "") for cell, is_below in zip(written, below, strict=True)]
 
 
 def some_below(metrics: Mapping[str, float]) -> bool:
-    """Whether some metric of the table is marked so."""
+    """Returns whether `marked` adds `BELOW` to a metric of the table."""
     return any(cell.endswith(BELOW) for cell in marked(metrics, columns(metrics)))
 
 
 def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
-    """Both ends of a metric's interval on the test, as people write it; nothing where there is none."""
+    """Formats both ends of a metric's interval on the test; empty if there is none."""
     ends = [metrics.get(f"test/{name}{end}") for end in ENDS]
     return [] if None in ends else [metric(name).written(end) for end in ends]
 
 
 RERANKING_SAYS = (
-    f"The same embeddings ranked a second time. In brackets the {LEVEL:.0%} interval of what that gains, of a "
-    "bootstrap over test classes in which both rankings have the same queries; 0 within it: it may be chance."
+    f"The same embeddings ranked a second time. In brackets is the {LEVEL:.0%} interval of the gain, by a paired "
+    "bootstrap over test classes; if 0 is within it, the gain may be chance."
 )
 
 
 def reranked(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows of a table of the plain and the second ranking; no row where the test was ranked once."""
+    """Returns titles and rows of a table of the plain and the second ranking; no rows without a second ranking."""
     rows = []
     for one in columns(metrics):
         if f"{RERANKED}/{one.name}" in metrics:
@@ -74,12 +75,12 @@ def reranked(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
 
 
 def monitor(metrics: Mapping[str, float]) -> str:
-    """Which part of the split chose the best checkpoint, `test` or `validation`."""
+    """Returns on which part of the split the best checkpoint was chosen, `test` or `validation`."""
     return "validation" if "best_on_validation/step" in metrics else "test"
 
 
 def tested_on(metrics: Mapping[str, float]) -> str:
-    """What a run was tested on, in words."""
+    """Describes in words on how many images a run was tested."""
     if "data/gallery/images" not in metrics:
         return f"{metrics['data/test/images']} test images of {metrics['data/test/classes']} unseen classes"
     return (
@@ -89,7 +90,7 @@ def tested_on(metrics: Mapping[str, float]) -> str:
 
 
 def print_table(metrics: Mapping[str, float]) -> None:
-    """Prints the metrics of a run, a line each, so that any number of them has room in 80 columns."""
+    """Prints the metrics of a run, one in each line, so that any number of them fits into 80 columns."""
     shown, of = places(metrics), columns(metrics)
     first, *others = shown
     with_interval = any(interval(metrics, one.name) for one in of)
@@ -99,10 +100,10 @@ def print_table(metrics: Mapping[str, float]) -> None:
         value, *beside = (_cell(metrics, place, one) for place in shown.values())
         table.add_row(one.title, value, *ends, *beside)
     console = Console()
-    console.print(f"\n{tested_on(metrics)}; fractions of 1, of one run", highlight=False)
+    console.print(f"\n{tested_on(metrics)}; metrics of one run, as fractions of 1", highlight=False)
     console.print(table)
     if with_interval:
-        print("interval: over test classes, of a bootstrap; another seed is not in it")
+        print("interval: by a bootstrap over test classes, without the change by another seed")
     print(CAPTIONS[monitor(metrics)])
     if some_below(metrics):
         console.print(BELOW_SAYS, highlight=False)
@@ -120,8 +121,8 @@ def _cell(metrics: Mapping[str, float], place: str, of: Metric) -> str:
 
 
 def _table(titles: Sequence[str]) -> Table:
-    """Without rows; the first column has words."""
+    """Makes a table without rows, whose first column has words and the others numbers."""
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=i == 0)  # titles wrap where there is no room
+        table.add_column(title, justify="right" if i else "left", no_wrap=i == 0)  # titles wrap if they do not fit
     return table

@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and reading it back."""
+"""The files that a run writes, and reading them back."""

@@ -1,4 +1,4 @@
-"""What a run computes, in words that fit a heading or a small table."""
+"""Describes a run's settings in words that fit a heading or a small table."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,7 +11,7 @@ from dml.files import read_yaml
 
 
 def settings(config: Any) -> dict[str, str]:
-    """Title -> value of what a reader asks of a run first; what a configuration does not say is left out.
+    """Returns the most important settings of a run, by title. Those that the configuration does not have are left out.
 
     Args:
         config: resolved, as `config.yaml` has it.
@@ -38,12 +38,12 @@ def settings(config: Any) -> dict[str, str]:
 
 
 def component(options: Mapping[str, Any]) -> str:
-    """The name of what `_target_` names; nothing without one."""
+    """Returns the name of the class or function in `_target_`; empty without one."""
     return str(options.get("_target_") or "").rsplit(".", 1)[-1]
 
 
 def loss_of(config: Any) -> str:
-    """The innermost loss, which `dml.losses.Loss` is only around."""
+    """Returns the name of the innermost loss: `dml.losses.Loss` only wraps another one."""
     options, found = config.get("loss") or {}, ""
     while hasattr(options, "get") and options.get("_target_"):
         found, options = component(options), options.get("loss") or {}
@@ -51,7 +51,8 @@ def loss_of(config: Any) -> str:
 
 
 def choice_of(group: str, options: Mapping[str, Any]) -> str:
-    """The file of a configuration group that a component is made by, but for its weights; nothing where none is."""
+    """Returns the name of the file in a configuration group that makes this component; its weights may differ. Empty
+    if there is none."""
     for name, known in _choices(group).items():
         if known["_target_"] == options.get("_target_") and all(options.get(key) == known[key] for key in known):
             return name
@@ -60,14 +61,14 @@ def choice_of(group: str, options: Mapping[str, Any]) -> str:
 
 @cache
 def _choices(group: str) -> dict[str, dict[str, Any]]:
-    """Of each file what tells it from the others: its component, and which model that is to make."""
+    """Returns, for each file of a group, what tells it from the others: its component and the model's name."""
     read = {file.stem: read_yaml(file) for file in sorted((CONF / group).glob("*.yaml"))}
     told = ("_target_", "model_name", "variant")
     return {name: {key: content[key] for key in told if key in content} for name, content in read.items()}
 
 
 def _with_options(name: str, options: Mapping[str, Any]) -> str:
-    """With its own numbers and words, as `ABE (M 4, lambda_div 0.1)`."""
+    """Returns a component's name with its options that are numbers or words, such as `ABE (M 4, lambda_div 0.1)`."""
     told = [
         f"{key} {value}"
         for key, value in options.items()

@@ -1,4 +1,4 @@
-"""The finished runs below some folders, and runs of one configuration together."""
+"""Finds the finished runs below some folders, and groups runs of one configuration."""
 
 import statistics
 import sys
@@ -20,14 +20,21 @@ from dml.runs.reading import read_metrics_json, reading, require
 BELOW = " ↓"
 
 BELOW_SAYS = (
-    "↓ below the untrained network: the same network embeds the test images better before its first step, so that this "
-    "training has taught it nothing that the test asks for; look at the rate, the loss and the number of steps."
+    "↓ below the untrained network: the same network embeds the test images better before its first step, so this "
+    "training taught it nothing that helps on the test; check the learning rate, the loss and the number of steps."
 )
 
 
 @dataclass
 class FinishedRun:
-    """A finished run."""
+    """A finished run.
+
+    Attributes:
+        folder: of the run.
+        config: its configuration.
+        overrides: the options that were typed.
+        metrics: the content of `metrics.json`.
+    """
 
     folder: Path
     config: Any
@@ -37,16 +44,22 @@ class FinishedRun:
 
 @dataclass
 class Group:
-    """Runs of one configuration."""
+    """Runs of one configuration, which differ only in seed, split, fold or repetition.
+
+    Attributes:
+        label: the options that tell this group from the others.
+        runs: of the group.
+        options: the same options, by name: those that were typed and are not common to all groups.
+    """
 
     label: str
     runs: list[FinishedRun]
-    options: dict[str, str]  # typed, and not common to all groups
+    options: dict[str, str]
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Mean of each metric and, as `<name>/std`, its standard deviation; `gain` is the ensemble's over its mean
-        learner."""
+        """The mean of each metric over the runs and, as `<name>/std`, its standard deviation. `gain` is Recall@1 of the
+        ensemble minus that of the mean learner."""
         measured = [dict(run.metrics) for run in self.runs]
         for one in measured:
             if {f"learners/1/{HEADLINE}", f"learners/mean/{HEADLINE}"} <= one.keys():
@@ -54,22 +67,26 @@ class Group:
         return mean_and_std(measured)
 
     def cell(self, name: str) -> str:
-        """`mean±std` of a declared metric; the mean alone of one run, and where all have the same; nothing where it has
-        none. `BELOW` follows what is below the untrained network's. What re-ranking gains has a sign and, of one run,
-        its interval."""
+        """Formats a declared metric for a table as `mean±std`.
+
+        With a single run, or for a size that all runs share, it is the mean alone; without a value it is empty. `BELOW`
+        marks a value that is worse than the untrained network's. The gain of re-ranking has a sign and, with a single
+        run, its interval.
+        """
         of, std = metric(name), self.metrics.get(f"{name}/std")
         if name.startswith(f"{GAIN}/") and name in self.metrics:
             ends = [self.metrics[name + end] for end in ENDS if name + end in self.metrics]
             return of.change(self.metrics[name], ends) + ("" if std is None else f"±{of.written(std)}")
-        same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size
+        same = std is None or (std == 0 and of.format.endswith(".0f"))  # a size, such as the number of parameters
         if name.startswith("learners/") and f"learners/1/{HEADLINE}" not in self.metrics:
-            return ""  # a single learner is no mean of any
+            return ""  # with a single learner there is no mean over learners
         mark = BELOW if below_untrained(self.metrics, name) else ""
         return of.written(self.metrics.get(name)) + ("" if same else f"±{of.written(std)}") + mark
 
 
 def below_untrained(metrics: Mapping[str, float], name: str = f"test/{HEADLINE}") -> bool:
-    """Whether a metric of the test, `test/...`, is worse than the same network's before its first step."""
+    """Returns whether a metric of the test, `test/...`, is worse than that of the same network before its first step.
+    It is False if either is not known."""
     before = metrics.get(name.replace("test/", "untrained/", 1)) if name.startswith("test/") else None
     if before is None or name not in metrics or metric(name).higher_is_better is None:
         return False
@@ -77,10 +94,11 @@ def below_untrained(metrics: Mapping[str, float], name: str = f"test/{HEADLINE}"
 
 
 def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric that all runs have its mean; of several runs also the standard deviation (n - 1), `<name>/std`.
+    """Returns the mean of each metric that all runs have and, with several runs, as `<name>/std` its standard deviation
+    (n - 1).
 
-    Ends of intervals, `<name>/low` and `<name>/high`, are left out of several runs: the interval of a mean is not the
-    mean of intervals.
+    With several runs, the ends of intervals, `<name>/low` and `<name>/high`, are left out: the interval of a mean is
+    not the mean of intervals.
     """
     result = {}
     for name in runs[0]:
@@ -95,15 +113,15 @@ def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
-    """The finished runs below some folders, in the order of their paths; a run of several trainings is those.
+    """Finds the finished runs below some folders, sorted by path. Of a run with several trainings it finds these.
 
     Raises:
-        UserError: a folder that is not there, or a run with a damaged file.
+        UserError: a folder does not exist, or a run has a damaged file.
     """
     found = {}
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is no folder.")
+            raise UserError(f"{folder} is no folder: name the folder of a run, or one that holds runs.")
         for file in sorted(folder.rglob("metrics.json")):
             run = _finished(file.parent)
             if run is not None:
@@ -112,22 +130,23 @@ def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
 
 
 def _finished(folder: Path) -> FinishedRun | None:
-    """The run of one training in a folder; None where it is of several or, which is said, no run's.
+    """Reads the run in a folder. Returns None if it has several trainings, or if the folder is not that of a run; of a
+    folder with a foreign config.yaml it prints that it is left out.
 
     Raises:
-        UserError: a damaged file.
+        UserError: a file is damaged.
     """
     file = RunFolder(folder).config_file
     config = RunFolder(folder).config()
     if config is None:
         if file.exists():
-            print(f"Left out: {folder}, whose config.yaml is no run's or damaged.", file=sys.stderr)
+            print(f"Left out: {folder}, whose config.yaml is damaged or not that of a run.", file=sys.stderr)
         return None
     remedy = "repeat the run, or leave its folder out"
     with reading(file, remedy):
         if trainings_of(config):
             return None
-        require(bool(configuration(config) and label(config)), "it is of no run")  # what is asked of it later
+        require(bool(configuration(config) and label(config)), "it is of no run")  # raises here, not later
         for name in ("seed", "image_size"):
             require(isinstance(config[name], int), f"{name}={config[name]}")
     typed, overrides = folder / "overrides.yaml", []
@@ -140,7 +159,7 @@ def _finished(folder: Path) -> FinishedRun | None:
 
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Runs of one configuration together; the label is what was typed and is not common to all groups."""
+    """Groups runs by configuration. The label of a group has the options that were typed and are not common to all."""
     found: dict[str, list[FinishedRun]] = {}
     for run in runs:
         found.setdefault(configuration(run.config), []).append(run)

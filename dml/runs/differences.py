@@ -1,4 +1,5 @@
-"""In what configurations differ, whoever set it: what was typed, and what a component's file brought along."""
+"""Finds in what groups of runs differ: in typed options, in options that come from a component's file, and in the
+circumstances of the runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dml.runs.provenance import starts
 
 ABSENT = "–"
 
-MADE_OF = ("data set", "protocol", "backbone", "loss", "steps")  # what a heading says of runs
+MADE_OF = ("data set", "protocol", "backbone", "loss", "steps")  # settings that a heading shows
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class Difference:
     """An option, or a circumstance, that is not the same in all groups.
 
     Attributes:
-        name: of the option with its dots, or what else it is.
-        values: one a group; `ABSENT` where it has no such option. Several of one group are joined by a comma.
-        meant: it was typed, in some group, so that it is what the runs were made to differ in.
-        detail: it belongs to a component that differs itself, and some group has no such option.
+        name: the full name of the option, with dots, or the name of the circumstance.
+        values: one for each group; `ABSENT` for a group that has no such option. Several values of one group are joined
+            by commas.
+        meant: whether the option was typed for some group, so that the runs were meant to differ in it.
+        detail: whether it is an option of a component that differs itself, and some group has no such option.
     """
 
     name: str
@@ -32,14 +34,14 @@ class Difference:
 
 
 def differences(table: Sequence[Group]) -> list[Difference]:
-    """All of them, what was meant first; of a single group none.
+    """Returns all differences between groups, those that were meant first; none for a single group.
 
-    Options of repetitions (seed, fold) and of how a run is carried out are none; commit, libraries, hardware and the
-    numbers of images are looked at too, as far as the runs say.
+    Options of repetitions (seed, fold) and options of how a run is carried out do not count. Commit, libraries,
+    hardware and the numbers of images are compared too, as far as the runs recorded them.
     """
     options = [_options(group.runs[0]) for group in table]
     typed = {name for group in table for name in group.options}
-    # What refers to a typed number, as optimizer.lr to lr, was meant with it.
+    # An option that refers to a typed number, as optimizer.lr does to lr, was meant too.
     numbers = [of for name in typed if (of := _numbers(name, options)) is not None]
     components = [
         name.removesuffix("_target_").rstrip(".")
@@ -59,7 +61,8 @@ def differences(table: Sequence[Group]) -> list[Difference]:
 
 
 def heading(table: Sequence[Group]) -> list[str]:
-    """Data set, protocol, backbone, loss, steps and the days of the runs; where they differ, all that there are."""
+    """Returns data set, protocol, backbone, loss, steps and days of the runs, for a heading. If the runs differ in one
+    of them, all its values are listed."""
     runs = [run for group in table for run in group.runs]
     said = [settings(run.config) for run in runs]
     parts = []
@@ -74,7 +77,7 @@ def heading(table: Sequence[Group]) -> list[str]:
 
 
 def _options(run: FinishedRun) -> dict[str, Any]:
-    """Without what repetitions differ in, and without what is filled in of the data."""
+    """Returns a run's options by name, without those of repetitions and those that are filled in from the data."""
     config, differ = run.config, repeats(run.config)
     counted = {
         name
@@ -83,12 +86,14 @@ def _options(run: FinishedRun) -> dict[str, Any]:
     }
     every = flat(config, config.runtime)
     kept: dict[str, Any] = {name: value for name, value in every.items() if name not in differ | counted}
-    left_out = [name for name, value in kept.items() if value == {}]  # components, of which others name theirs
+    left_out = [
+        name for name, value in kept.items() if value == {}
+    ]  # components that are not used; other runs name theirs by _target_
     return {name: value for name, value in kept.items() if value != {}} | {f"{n}._target_": None for n in left_out}
 
 
 def _numbers(name: str, options: Sequence[Mapping[str, Any]]) -> tuple[float, ...] | None:
-    """An option's values in all configurations, where they are numbers that are not all the same."""
+    """Returns an option's values in all configurations if they are numbers and not all equal, else None."""
     values = tuple(one.get(name) for one in options)
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     return values if numbers and len(set(values)) > 1 else None  # type: ignore[return-value]
@@ -105,7 +110,7 @@ def _said(name: str, value: Any) -> str:
 
 
 def _circumstances(table: Sequence[Group]) -> list[Difference]:
-    """Where the groups ran, and on how many images, as far as they say."""
+    """Returns the differences in where the groups ran and on how many images, as far as they recorded it."""
     names: dict[str, list[dict[str, None]]] = {}
     for at, group in enumerate(table):
         for run in group.runs:

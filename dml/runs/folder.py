@@ -1,4 +1,4 @@
-"""The folder of a run: what lies in it, and whether a configuration may go on in it."""
+"""The folder of a run: its files, and whether a run with a given configuration may continue in it."""
 
 import json
 import logging
@@ -32,18 +32,18 @@ from dml.runs.provenance import add_start, hardware, numerics
 ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
-OUTPUT = "output.log"  # what a run printed, where whoever started it keeps that in its folder
-FORMAT = 3  # of what callbacks keep in a checkpoint
+OUTPUT = "output.log"  # what a run printed, if whoever started it keeps that in its folder
+FORMAT = 3  # version of the state that callbacks keep in a checkpoint
 
 log = logging.getLogger("dml")
 
 
 class RunFolder:
-    """`config.yaml overrides.yaml provenance.json metrics.jsonl metrics.csv metrics.json queries.npz checkpoints/
-    figures/ report.html run.log`; in `checkpoints/` the last two, `last.ckpt` and `previous.ckpt`, and the best.
+    """A run's folder: `config.yaml overrides.yaml provenance.json metrics.jsonl metrics.csv metrics.json queries.npz
+    checkpoints/ figures/ report.html run.log`; `checkpoints/` has `last.ckpt`, `previous.ckpt` and the best ones.
 
-    Of several processes the first alone writes here, while it holds the lock; where there are checkpoints, the
-    configuration in the last one says what run this is.
+    If there are several processes, only the first one writes here, while it holds the lock. If there are checkpoints,
+    the configuration in the last one decides which run this is; else `config.yaml` does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,10 +54,10 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: DictConfig, overrides: Sequence[str] = ()) -> Self:
-        """The folder that a configuration names; all its `paths` become strings there, as they were typed.
+        """Returns the folder that a configuration names. All `paths` of the configuration become strings, as typed.
 
         Raises:
-            UserError: one that is empty, a list, or whatever else names no folder.
+            UserError: one of the paths is empty, a list, or something else that names no folder.
         """
         typed = dict(option.split("=", 1) for option in overrides if option.startswith("paths.") and "=" in option)
         for name, value in config.paths.items():
@@ -68,10 +68,10 @@ class RunFolder:
         return cls(Path(config.paths.output_dir))
 
     def check(self, config: DictConfig) -> None:
-        """Writes nothing.
+        """Checks whether a run with this configuration may use the folder. It writes nothing.
 
         Raises:
-            UserError: the folder is of another run or cannot be written.
+            UserError: the folder belongs to another run, holds other files, or cannot be written.
         """
         try:
             self._check_place()
@@ -85,31 +85,31 @@ class RunFolder:
             ) from error
         if saved is None:
             if not is_first():
-                return  # which may be about to write it
+                return  # the first process may be about to write it
             raise UserError(
-                f"{self.path} is not empty and holds no run (it has no config.yaml of one): name another folder "
+                f"{self.path} is not empty and holds no run (it lacks a config.yaml of one): name another folder "
                 f"{ELSEWHERE}."
             )
-        if begun:  # else a first attempt may be corrected
+        if begun:  # before the first checkpoint, options may still be corrected
             self._check_same(flat(saved, saved.runtime), flat(config, saved.runtime))
 
     def _check_place(self) -> None:
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(f"{nearest} is no folder that can be written: choose another {ELSEWHERE}.")
+            raise UserError(f"{nearest} is no folder that can be written: choose another folder {ELSEWHERE}.")
 
     def _untouched(self) -> bool:
-        """Whether there is nothing but what a kill left of a first file, or an empty log, which holds the lock."""
+        """Returns whether the folder is new: it has only hidden files, output of the starter, or an empty log."""
         names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")} - {OUTPUT}
         return not names or (names == {"run.log"} and not (self.path / "run.log").stat().st_size)
 
     def _saved(self) -> DictConfig | None:
-        """The configuration of the run that is here, of its last checkpoint or else of its file."""
+        """Returns the configuration of the run in this folder: that of its last checkpoint, or else of its file."""
         path = self.checkpoint()
         return self.config() if path is None else OmegaConf.create(load_checkpoint(path)["config"])
 
     def _check_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Raises UserError for configurations that differ, but in that the training is to be longer now."""
+        """Raises UserError if two configurations differ, unless the training shall only become longer."""
         names = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
         if LENGTH in names and _is_more(now.get(LENGTH), before.get(LENGTH)):
             lengths = (before[LENGTH], now[LENGTH])
@@ -117,36 +117,37 @@ class RunFolder:
             if not set(names) - {LENGTH, *follow}:
                 if follow:
                     raise UserError(
-                        f"{self.path} holds a run of {lengths[0]} steps, which cannot be lengthened: from its first "
-                        f"step on it goes by its length ({', '.join(follow)}). Name another folder {ELSEWHERE}."
+                        f"{self.path} holds a run of {lengths[0]} steps, which cannot be lengthened, since options "
+                        f"depend on its length ({', '.join(follow)}): name another folder {ELSEWHERE}."
                     )
                 self._check_end(*lengths)
                 return
         different = [f"{n} was {before.get(n, 'not there')}, is {now.get(n, 'not there')}" for n in names]
         if different:
             raise UserError(
-                f"{self.path} holds a run of another configuration ({'; '.join(different[:5])}"
+                f"{self.path} holds a run with another configuration ({'; '.join(different[:5])}"
                 f"{' and more' if len(different) > 5 else ''}): repeat its options to resume it, or name another "
                 f"folder {ELSEWHERE}."
             )
 
     def _check_end(self, before: int, now: int) -> None:
-        """Raises UserError where a longer training would end at the same step."""
+        """Raises UserError if `protocol.patience` ended the run, since a longer training would end there too."""
         ended = self._end()
         if ended is not None and ended != before:
             raise UserError(
-                f"{self.path} holds a run that protocol.patience ended at step {ended} of {before}, as it would of "
-                f"{now}: repeat its options, or name another folder {ELSEWHERE}."
+                f"{self.path} holds a run that protocol.patience ended at step {ended} of {before}, where it would end "
+                f"with {now} steps too: repeat its options, or name another folder {ELSEWHERE}."
             )
 
     def _end(self) -> int | None:
-        """The step of the last checkpoint, if it is the one at the end."""
+        """Returns the step of the last checkpoint if the training ended there, else None."""
         path = self.checkpoint()
         saved = {} if path is None else load_checkpoint(path)
         return int(saved.get("global_step", 0)) if saved.get("finished") else None
 
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
-        """Makes the folder of one training, by the first process, which has locked it. Raises as `name`."""
+        """Prepares the folder for one training: makes its parts, and removes what a killed training left. Only the
+        first process, which has locked the folder, does so. Raises UserError as `name`."""
         if is_first():
             self.name(config, overrides)
             with self._writing():
@@ -159,18 +160,18 @@ class RunFolder:
             self._mend()
 
     def forget_results(self) -> None:
-        """A training that goes on has no results yet."""
+        """Removes the results, which a training that continues does not have yet."""
         for name in ("metrics.json", "queries.npz"):
             (self.path / name).unlink(missing_ok=True)
 
     def _mend(self) -> None:
-        """Takes away what a kill left of a checkpoint, and sets aside a last one that cannot be read."""
+        """Removes checkpoints that a kill left half-written, and renames a last one that cannot be read."""
         for left in torn(self.last.parent, ".ckpt"):
             left.unlink()
         if self.last.exists() and self.checkpoint() != self.last:
             aside = self.last.with_name("damaged.ckpt")
-            log.warning("%s is damaged: the run goes on from the one before it. It is %s now.", self.last, aside.name)
-            os.replace(self.last, aside)  # else it would take the place of the one before
+            log.warning("%s is damaged (now %s): the run continues from the one before it.", self.last, aside.name)
+            os.replace(self.last, aside)  # else the next save would overwrite the previous checkpoint with it
 
     def name(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Makes the folder and writes the configuration into it.
@@ -179,7 +180,7 @@ class RunFolder:
             UserError: the folder cannot be made or written.
         """
         with self._writing():
-            # First of all, so that the folder of a run killed here is known as one.
+            # These come first, so that the folder is recognised as that of a run even if a kill comes now.
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.config_file, OmegaConf.to_yaml(config, resolve=True))
             write_atomically(self.path / "overrides.yaml", OmegaConf.to_yaml(list(overrides)))
@@ -191,14 +192,14 @@ class RunFolder:
         except OSError as error:
             remedy = "make room, or " if no_room(error) else ""
             raise UserError(
-                f"{self.path} cannot be made or written ({error.strerror}): {remedy}choose another {ELSEWHERE}."
+                f"{self.path} cannot be made or written ({error.strerror}): {remedy}choose another folder {ELSEWHERE}."
             ) from error
 
     def config(self) -> DictConfig | None:
-        """The configuration of the run in its file; None where the folder has none or something else's.
+        """Reads `config.yaml`. Returns None if there is none, or if it is not that of a run.
 
         Raises:
-            UserError: a file in a form that no run writes.
+            UserError: the file has a form that no run writes.
         """
         if not self.config_file.is_file():
             return None
@@ -206,28 +207,29 @@ class RunFolder:
         if not isinstance(found, dict) or not isinstance(found.get("runtime"), dict) or "method" not in found:
             return None
         if refers(found):
-            raise UserError(f"{self.config_file} holds references, which no run writes: it is not read.")
+            raise UserError(f"{self.config_file} holds references (${{...}}), which no run writes: it is not read.")
         return OmegaConf.create(found)
 
     def overrides(self) -> list[str]:
-        """What was typed for the run. Raises UserError for a file in a form that no run writes."""
+        """Returns the options that were typed for the run. Raises UserError if no run writes such a file."""
         file = self.path / "overrides.yaml"
         found = read_yaml(file) if file.exists() else []
         return [str(one) for one in found] if isinstance(found, list) else []
 
     def best(self, part: str) -> Path:
-        """The checkpoint that was the best on `test` or `validation`."""
+        """Returns the path of the checkpoint that was best on `test` or `validation`."""
         return self.path / "checkpoints" / f"best_on_{part}.ckpt"
 
     def begun(self) -> bool:
-        """Whether a checkpoint was written."""
+        """Returns whether a checkpoint was written."""
         return self.last.exists() or self.previous.exists()
 
     def checkpoint(self) -> Path | None:
-        """Where to go on from, if anywhere: the last checkpoint, or the one before where that one cannot be read.
+        """Returns the checkpoint from which the training continues: the last one, or the one before if the last cannot
+        be read. None if there is none yet.
 
         Raises:
-            UserError: there are checkpoints and none can be read.
+            UserError: there are checkpoints, but none can be read.
         """
         if not self.begun():
             return None
@@ -247,12 +249,12 @@ class RunFolder:
         )
 
     def finished(self, config: DictConfig) -> bool:
-        """Whether the last checkpoint is the one at the end of what `config`, which is `check`ed, describes; the
-        report is written before it.
+        """Returns whether the run that `config` describes (`check` has accepted it) has finished: its last checkpoint
+        is that of the end, which is written after the report.
 
         Raises:
-            UserError: no checkpoint can be read, one that is to be trained on is of another version, or the figures of
-                the end are gone.
+            UserError: no checkpoint can be read, the checkpoint to continue from was written by another version, or
+                `metrics.json` of a finished run is gone.
         """
         path = self.checkpoint()
         if path is None:
@@ -261,8 +263,8 @@ class RunFolder:
         if not saved["finished"] or _is_more(config.trainer.max_steps, saved["config"]["trainer"].get("max_steps")):
             if saved.get("format") != FORMAT:
                 raise UserError(
-                    f"{path} was written by another version of dml, which alone goes on with it: train anew in another "
-                    f"folder, {ELSEWHERE}."
+                    f"{path} was written by another version of dml, and only that version can continue it: train anew "
+                    f"in another folder, {ELSEWHERE}."
                 )
             return False
         try:
@@ -277,10 +279,11 @@ class RunFolder:
     def note_start(
         self, config: DictConfig, overrides: Sequence[str], devices: int = 1, weights: Source | None = None
     ) -> None:
-        """Adds where the figures come from to `provenance.json`; by the first rank, of a folder that it has locked.
+        """Adds this start to `provenance.json`. Only the first rank, which has locked the folder, does so.
 
         Args:
-            weights: that the backbone starts from; None: random ones.
+            devices: how many the run uses.
+            weights: from which the backbone starts; None: random ones.
         """
         if is_first():
             told = [option for option in overrides if not option.startswith("paths.")]
@@ -290,7 +293,7 @@ class RunFolder:
             add_start(self.path, ["python", "-m", "dml.run", *told], machine, more)
 
     def _lengthening(self, config: DictConfig) -> dict[str, Any]:
-        """From which step on, and from how many steps to how many; nothing where the length stays."""
+        """Returns from which step on the run is lengthened, and its old and new number of steps; empty if it is not."""
         path = self.checkpoint()
         saved = {} if path is None else load_checkpoint(path)
         before = saved["config"]["trainer"].get("max_steps") if saved else None
@@ -300,7 +303,7 @@ class RunFolder:
         return {"lengthened": lengths}
 
     def metrics(self) -> dict[str, float]:
-        """The figures of a finished run. Raises UserError where they are not there or damaged."""
+        """Reads the figures of a finished run. Raises UserError if `metrics.json` is missing or damaged."""
         file = self.path / "metrics.json"
         found = read_json(file)
         if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
@@ -308,12 +311,13 @@ class RunFolder:
         return found
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Writes `metrics.json`."""
         write_atomically(self.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder, and holds it against other runs: the first process for all of this one; one that is
-        killed holds nothing.
+        """Makes the folder and locks it against other runs. The first process holds the lock for all processes of its
+        run; a kill ends it.
 
         Raises:
             UserError: another process trains in this folder, or it cannot be made.

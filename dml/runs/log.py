@@ -1,4 +1,4 @@
-"""What a run logs into its folder, read back line by line."""
+"""The logs of a run in its folder: writing and reading them."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ log = logging.getLogger("dml")
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Log records go to the folder's `run.log` too."""
+    """Also writes log records and warnings to the folder's `run.log` meanwhile."""
     handler = logging.FileHandler(folder / "run.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]
@@ -38,9 +38,10 @@ def logged(folder: Path) -> Iterator[None]:
 
 
 class FolderLogger(Logger):
-    """`metrics.jsonl`, a line a record, and `metrics.csv`, the same as a table.
+    """A logger of Lightning's that writes `metrics.jsonl`, one line for each record, and `metrics.csv`, the same as a
+    table.
 
-    Lightning's CSVLogger was passed over: it empties the file of the run that it resumes.
+    Lightning's CSVLogger was passed over: when a run is resumed, it empties the file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +58,7 @@ class FolderLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the folder has its config.yaml."""
+        """Does nothing, since the folder has its config.yaml."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -66,11 +67,12 @@ class FolderLogger(Logger):
 
     @rank_zero_only
     def forget_after(self, step: int, training_alone: bool = False) -> None:
-        """Drops what a killed run wrote after its last checkpoint, the step of which is given: it comes again. Lines
-        that are damaged, and so lost, are dropped too.
+        """Drops what a killed run logged after its last checkpoint, since the resumed run logs it again. Damaged lines
+        are dropped too.
 
         Args:
-            training_alone: of that step itself only what the training logged.
+            step: of the last checkpoint.
+            training_alone: of that step itself, keep only what the training logged.
         """
 
         def stays(record: dict[str, Any]) -> bool:
@@ -80,12 +82,12 @@ class FolderLogger(Logger):
         if self.path.exists():
             records = read_metrics(self.path)
             if (lost := self.path.read_bytes().count(b"\n") - len(records)) > 0:
-                log.warning("%d lines of %s are damaged, and left out.", lost, self.path)
+                log.warning("%d lines of %s are damaged and were left out.", lost, self.path)
             write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
 
     @rank_zero_only
     def save(self) -> None:
-        """Writes `metrics.csv` anew."""
+        """Writes `metrics.csv` anew from `metrics.jsonl`."""
         records = read_metrics(self.path) if self.path.exists() else []  # Lightning calls this too, at any time
         table = io.StringIO(newline="")
         writer = csv.DictWriter(table, list(dict.fromkeys(name for record in records for name in record)))
@@ -95,13 +97,13 @@ class FolderLogger(Logger):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; lines that a kill or a crash of the machine tore are left out.
+    """Reads the records of a `metrics.jsonl`. Lines that a kill or a crash of the machine cut short are left out.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # the last one is not ended
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last line break is incomplete
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
     return [record for line in lines if (record := _record(line)) is not None]

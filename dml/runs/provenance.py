@@ -1,4 +1,4 @@
-"""Where figures come from: command, commit, versions, hardware and day, kept beside them in `provenance.json`."""
+"""The provenance of figures: command, commit, versions, hardware and day, in `provenance.json` beside them."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from dml.files import write_atomically
 
 FILE = "provenance.json"
 
-# What may be changed by measuring makes no other code.
+# Files that measurements write. Changes in them do not make the code dirty.
 RESULTS = (":!experiments/*.json", ":!experiments/*.png")
 
 
 def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[str, Any] | None = None) -> None:
-    """Notes one more start of what is made in a folder: a run that was resumed has several.
+    """Adds a start to the `provenance.json` of a folder. A run that was resumed has several starts.
 
     Args:
-        folder: which is there.
-        command: as it is typed.
+        folder: an existing folder.
+        command: the words of the command.
         machine: see `hardware`.
-        more: what else is to be known of this start, by name.
+        more: other facts about this start, by name.
     """
     packages = ("dml", "torch", "torchvision", "pytorch-lightning")
     now = {
@@ -43,17 +43,17 @@ def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # found by PYTHONPATH
+    except PackageNotFoundError:  # imported by way of PYTHONPATH
         return "not installed"
 
 
 def numerics(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the trainer's options those that change how numbers are rounded."""
+    """Returns those of the trainer's options that change how numbers are rounded."""
     return {name: trainer[name] for name in ("precision", "matmul", "compile", "deterministic")}
 
 
 def starts(folder: Path) -> list[dict[str, Any]]:
-    """All starts, the first first; none where nothing readable says."""
+    """Returns all starts of a folder, the oldest first; none if its `provenance.json` is missing or damaged."""
     try:
         found = json.loads((folder / FILE).read_text())
     except (OSError, ValueError, RecursionError):
@@ -64,12 +64,13 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 
 
 def said_of_starts(folder: Path) -> list[dict[str, Any]]:
-    """`starts`, for a record: one of which nothing is known where there are none."""
+    """Returns `starts`, or, if there are none, one start whose facts are all `unknown`."""
     return starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
 
 
 def commit() -> str:
-    """Of this code, `-dirty` where files of it differ or are new; `unknown` where it lies in no repository."""
+    """Returns the commit of this code, with `-dirty` if its files were changed or added; `unknown` outside a
+    repository."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return "unknown"
@@ -87,7 +88,7 @@ def commit() -> str:
 
 
 def hardware(accelerator: str = "auto", devices: int = 1) -> str:
-    """The processor and how many cores it has, or the GPU and how many are used."""
+    """Returns the name of the processor and its number of cores, or the GPU and how many of them are used."""
     import torch
 
     if accelerator != "cpu" and torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Files that runs left, read as if anything could have become of them since."""
+"""Reading of files that runs wrote. Nothing is trusted: any file may have been damaged or replaced since."""
 
 import json
 import math
@@ -9,27 +9,32 @@ from typing import Any
 
 from dml.errors import UserError
 
-LARGEST = 1e30  # no figure of a run is larger; statistics and pictures of larger ones leave the range of floats
+LARGEST = 1e30  # for larger figures, statistics and pictures would leave the range of floats
 
 
 @contextmanager
 def reading(path: Path, remedy: str) -> Iterator[None]:
-    """Raises UserError, with the remedy, for whatever a missing, damaged or foreign file leads its reader to."""
+    """Turns any error that a missing, damaged or foreign file causes meanwhile into a UserError.
+
+    Args:
+        path: of the file.
+        remedy: what the user can do, as the end of the sentence.
+    """
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError as error:
         raise UserError(f"there is no {error.filename or path}: {remedy}.") from error
-    except Exception as error:  # of NumPy, zipfile, torch, yaml, json and what works with what they gave
+    except Exception as error:  # raised by NumPy, zipfile, torch, yaml, json, or the code that uses what they return
         said = (str(error).strip().splitlines() or [""])[0].rstrip(".:")[:200]
-        if "pickle" in said:  # NumPy's and torch's advice is to run what the file holds
+        if "pickle" in said:  # NumPy and torch advise to allow pickles, which would run code of the file
             said = "it holds Python objects"
         raise UserError(f"{path} is damaged, or none of a run ({said or type(error).__name__}): {remedy}.") from error
 
 
 def read_metrics_json(path: Path) -> dict[str, float]:
-    """The content of a `metrics.json`. Raises UserError where it is not finite numbers by name."""
+    """Reads a `metrics.json`. Raises UserError unless it holds finite numbers by name."""
     with reading(path, "repeat the run, or leave its folder out"):
         found = json.loads(path.read_text())
         require(isinstance(found, dict), "it holds no figures by name")
@@ -40,12 +45,12 @@ def read_metrics_json(path: Path) -> dict[str, float]:
 
 
 def is_metric(value: Any) -> bool:
-    """Whether it is a finite number that a run can have."""
+    """Returns whether a value is a finite number that a metric of a run can have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and _size(value) <= LARGEST
 
 
 def is_logged(value: Any) -> bool:
-    """Whether it is a number, as a loss that has diverged is too."""
+    """Returns whether a value is a number that a run can log, including NaN and infinity of a diverged loss."""
     return (isinstance(value, float) and not math.isfinite(value)) or is_metric(value)
 
 
@@ -54,6 +59,6 @@ def _size(value: float) -> float:
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raises ValueError, which `reading` makes a sentence of, unless it holds."""
+    """Raises ValueError with `otherwise` unless `holds`; within `reading` it becomes part of a UserError."""
     if not holds:
         raise ValueError(otherwise)

@@ -1,4 +1,4 @@
-"""What a run leaves of its test images: metrics of each query, and embeddings where the protocol compares those."""
+"""Files about a run's test images: the metrics of each query and, for some protocols, the embeddings."""
 
 import os
 from dataclasses import dataclass
@@ -25,8 +25,14 @@ QUERIES, EMBEDDINGS = "queries.npz", "embeddings.npz"
 
 @dataclass(frozen=True)
 class Queries:
-    """Of each query `[Q]`: its file, its class, the rank of its nearest positive (0: it has none), and by name its
-    metrics, those of `dml.evaluation.metric.of_a_query` that were declared at the time."""
+    """The results of each query.
+
+    Attributes:
+        paths: `[Q]`, their files.
+        classes: `[Q]`, their classes.
+        best_rank: `[Q]`, the rank of the nearest positive, from 1; 0: there is none.
+        values: by name, `[Q]` of those metrics of `dml.evaluation.metric.of_a_query` that the run wrote.
+    """
 
     paths: np.ndarray
     classes: np.ndarray
@@ -34,7 +40,7 @@ class Queries:
     values: dict[str, np.ndarray]
 
     def metric(self, name: str) -> np.ndarray | None:
-        """`[Q]` float64 of a metric, Recall@K among them; None: it was declared after the run."""
+        """Returns the values `[Q]` float64 of a metric, which may be Recall@K; None if the run did not write it."""
         if name.startswith("recall@"):
             return ((self.best_rank > 0) & (self.best_rank <= int(name.removeprefix("recall@")))).astype(float)
         return self.values.get(name)
@@ -43,19 +49,19 @@ class Queries:
 def write_scores(
     folder: Path, records: Records, split: Split, protocol: Conventional, embedded: Embedded, ranking: Ranking | None
 ) -> None:
-    """`queries.npz`, where the protocol ranks one gallery for all queries, and for MLRC `embeddings.npz`.
+    """Writes `queries.npz` if there is a ranking, and `embeddings.npz` if the protocol keeps embeddings, as MLRC does.
 
     Args:
         folder: of the run.
         records, split, protocol: of the run.
         embedded: test embeddings of the checkpoint that is the result, on any device.
-        ranking: what the protocol makes of them.
+        ranking: of the queries; None: the protocol has no single ranking.
     """
     if ranking is not None:
         rows = embedded.take(split.query).rows.cpu().numpy()
         names = np.array(records.class_names)[records.labels[rows]]
         paths = records.paths[rows].tolist()
-        common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may lie elsewhere next time
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may move to another folder
         _save(
             folder / QUERIES,
             paths=np.array([os.path.relpath(path, common or ".") for path in paths]),
@@ -75,7 +81,7 @@ def write_scores(
 
 
 def read_queries(folder: Path) -> Queries:
-    """Raises UserError where a folder has no such file, or a damaged one."""
+    """Reads `queries.npz` of a folder. Raises UserError if it is missing or damaged."""
     path = folder / QUERIES
     with reading(path, REPEAT):
         kinds = {"paths": "U", "classes": "U", "best_rank": "iu"}
@@ -95,7 +101,12 @@ def read_queries(folder: Path) -> Queries:
 
 
 def read_embeddings(folder: Path) -> dict[str, np.ndarray]:
-    """`embeddings [N,D]` and `labels [N]`, and those of the gallery where it is apart. Raises as `read_queries`."""
+    """Reads `embeddings.npz` of a folder: `embeddings [N,D]` and `labels [N]`, and, if the gallery is separate,
+    `gallery [M,D]` and `gallery_labels [M]`.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
     path = folder / EMBEDDINGS
     with reading(path, REPEAT):
         found = read(path, ("embeddings", "labels"), ("gallery", "gallery_labels"))
@@ -109,10 +120,16 @@ def read_embeddings(folder: Path) -> dict[str, np.ndarray]:
 
 
 def read(path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """Arrays of a file of this module, of the optional ones those it has. Raises UserError where it is not there or
-    damaged."""
+    """Reads arrays of a file of this module: all of `names`, and those of `optional` that the file has.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
     if not path.is_file():
-        raise UserError(f"there is no {path}: it is written at the end of a run, by protocols that have one ranking.")
+        raise UserError(
+            f"there is no {path}: it is written at the end of a run, by protocols that have one ranking; name a "
+            "finished run."
+        )
     with reading(path, REPEAT), np.load(path, allow_pickle=False) as content:
         return {name: content[name] for name in (*names, *(name for name in optional if name in content.files))}
 

@@ -35,7 +35,7 @@ def test_names_titles_and_directions() -> None:
     assert not metric("recall@1").better(1, than=1)
     assert metric("map@r").better(0.0, than=None)
     assert declared("train/loss") is declared("recall@0") is None
-    with pytest.raises(KeyError, match="recall@x is declared nowhere"):
+    with pytest.raises(KeyError, match="the metric recall@x is not declared"):
         metric("recall@x")
     assert len({one.name for one in METRICS}) == len(METRICS)
 
@@ -94,7 +94,7 @@ def test_what_is_below_the_untrained_network_is_marked_and_explained(capsys: pyt
 
 
 def test_what_is_not_declared_is_told() -> None:
-    with pytest.raises(KeyError, match="surprise is declared nowhere"):
+    with pytest.raises(KeyError, match="the metric surprise is not declared"):
         score(embedded(), None, lambda queries, gallery: {"recall@1": 1.0, "surprise": 0.0}, final=False)
 
 

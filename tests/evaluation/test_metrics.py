@@ -259,7 +259,7 @@ def test_one_layout_serves_all_embeddings_of_the_images(separate):
         embeddings, gallery = points(90, 4, seed), points(60, 4, 10 + seed) if separate else None
         direct = rank(embeddings, labels, gallery=gallery, gallery_labels=others)
         assert_identical(rank(embeddings, layout, gallery=gallery), direct)
-    with pytest.raises(UserError, match="give a gallery where it was made with one"):
+    with pytest.raises(UserError, match="give a gallery exactly if the layout was made with one"):
         rank(points(90, 4, 0), layout, gallery=None if separate else points(60, 4, 0))
     with pytest.raises(UserError, match="The layout is of 90 queries"):
         rank(points(89, 4, 0), layout, gallery=points(60, 4, 0) if separate else None)

@@ -86,7 +86,7 @@ def test_folds_are_the_same_in_other_processes() -> None:
     [
         ({"fold": 4, "repeat": 0}, "fold=4 is none of the 4 folds: they are 0 to 3"),
         ({"fold": 0, "repeat": 3}, "repeat=3 is none of the 3 repeats"),
-        ({"fold": 0, "repeat": 0, "select": "best_test"}, "selects on a fold"),
+        ({"fold": 0, "repeat": 0, "select": "best_test"}, "is selected on a fold"),
     ],
 )
 def test_folds_that_are_none(options: dict, said: str) -> None:
@@ -120,7 +120,7 @@ def test_a_search_never_meets_the_test() -> None:
     assert split.gallery is None
     assert split.monitor == "test"
     assert not {*split.train.tolist(), *split.query.tolist()} & set(data.query_rows.tolist())
-    with pytest.raises(UserError, match="held-out classes are its test: leave it out"):
+    with pytest.raises(UserError, match="the held-out classes are already the test: leave it out"):
         Tuning(select="val_classes").split(data)
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_selection() -> None:
         match=r"criterion=map@r is no metric of this protocol on its test classes: choose one of recall@1.*, map\.",
     ):
         OneImageGallery(criterion="map@r").split(records(4))
-    with pytest.raises(UserError, match="a random half of the training classes selects"):
+    with pytest.raises(UserError, match="selected on a random half of the training classes: leave it out"):
         RandomClassSplit(split=0, select="val_classes")
 
 
