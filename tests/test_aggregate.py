@@ -151,6 +151,9 @@ def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.Mo
     (one,) = aggregate([made])
     assert 10 < len(one.collections) <= 23
     assert len(one.independent) == 3
+    shutil.rmtree(made / "0.0")  # repetitions 1 and 2 are whole
+    (one,) = aggregate([made])
+    assert len(one.independent) == 2
 
 
 def test_mistakes(made: Path, tmp_path: Path) -> None:

@@ -197,10 +197,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     ),
     "figure": (
         altered_figure,
-        ["metrics.json was altered", "the ranks in queries.npz make it", "test/map@r", "README.md has another MAP@R"],
+        ["metrics.json was altered", "the ranks in queries.npz make it", "test/map@r", "README.md has another value of MAP@R"],
     ),
     "licence": (card_without_licence, ["README.md names no licence of the weights"]),
-    "card": (card_that_boasts, ["README.md has another Recall@1 than metrics.json"]),
+    "card": (card_that_boasts, ["README.md has another value of Recall@1 than metrics.json"]),
     "front": (front_that_boasts, ["the front matter of README.md says map@r 0.9, metrics.json "]),
     "ranks": (missing_ranks, ["queries.npz is missing"]),
 }

@@ -88,9 +88,7 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
     assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
     with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
         write_summary([tmp_path], tmp_path, "learners/mean/recal")
-    with pytest.raises(
-        UserError, match=r"not swept over numbers of lr; options that --over can name: method\.M, method\.lambda_div"
-    ):
+    with pytest.raises(UserError, match=r"not swept over numbers of lr: choose from method\.M, method\.lambda_div"):
         write_summary([tmp_path], tmp_path, over="lr")
 
 
@@ -160,7 +158,7 @@ def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("dml: no finished run")
+    assert capsys.readouterr().err.startswith("dml: there is no finished run")
 
 
 def test_runs_are_not_written_to(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

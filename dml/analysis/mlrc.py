@@ -192,9 +192,10 @@ def _collections(
     if count <= MOST:
         choices = list(product(*of_fold))
     else:
-        rng, apart = np.random.default_rng(0), [c for c in zip(*of_fold, strict=False) if len({r for _, r in c}) == 1]
+        rng, repeats = np.random.default_rng(0), {repeat for _, repeat in test}
+        apart = [tuple((fold, repeat) for fold in range(folds)) for repeat in repeats]
         drawn = {tuple(models[i] for models, i in zip(of_fold, at, strict=True)) for at in _draws(rng, of_fold)}
-        choices = sorted(drawn | set(apart))
+        choices = sorted(drawn | {chosen for chosen in apart if all(at in test for at in chosen)})
     result = {}
     for chosen in tqdm(choices, desc="collections", delay=1, leave=False):
         beside = _measure([test[at] for at in chosen])

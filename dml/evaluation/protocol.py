@@ -156,8 +156,8 @@ class Conventional:
         return measure
 
     def ranking(self, split: Split, embedded: Embedded) -> Ranking | None:
-        """Ranks the gallery for each query, in the order of `split.query`; None if the protocol has no single ranking
-        of a query."""
+        """Ranks the gallery for each query, in ascending order of rows; None if the protocol has no single ranking of a
+        query."""
         queries = embedded.take(split.query)
         gallery = None if split.gallery is None else embedded.take(split.gallery)
         return rank(

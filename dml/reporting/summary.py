@@ -128,10 +128,8 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
         if len({point.x for points in lines.values() for point in points}) > 1:
             found[name] = lines
     if over is not None and over not in found:
-        raise UserError(
-            f"the runs were not swept over numbers of {over}; options that --over can name: "
-            f"{', '.join(found) or 'none'}."
-        )
+        known = f"choose from {', '.join(found)}" if found else "nothing else was, so leave out --over"
+        raise UserError(f"the runs were not swept over numbers of {over}: {known}.")
     return {over: found[over]} if over is not None else found
 
 
