@@ -72,7 +72,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["method=abe", "method.attention_depth=9"], "choose a depth of 1 to 2"),
         (["method=diablo", "method.N=7"], r"head\.dim=16 .* 7 learners"),
         (["method=abe", "loss.loss.pairs=explicit"], "sampler=abe_pairs"),
-        (["sampler=abe_pairs", "sampler.batch_size=18"], r"sampler\.batch_size=18 does not divide by 4"),
+        (["sampler=abe_pairs", "sampler.batch_size=18"], r"sampler\.batch_size=18 is not divisible by 4"),
         (["seed=abc"], "seed=abc"),
         (["loss=xbm", "loss.memory_from=10"], r"loss\.memory_from=10 lasts 10 of the 10 steps"),
         (["method.warm_up=3"], r"method\.warm_up=3 .* lasts 12 of the 10 steps"),
