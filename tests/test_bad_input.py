@@ -143,7 +143,7 @@ def test_how_a_run_is_carried_out_may_change(configure: Configure) -> None:
 
 
 def test_a_first_attempt_may_be_corrected(configure: Configure) -> None:
-    with pytest.raises(UserError, match=r"memory_size to several batches"):
+    with pytest.raises(UserError, match=r"memory_size to the size of several batches"):
         run(configure(*TINY, "loss=xbm", "loss.loss.memory_size=8"), [])
     run(configure(*TINY, "loss=xbm", "loss.loss.memory_size=32", "trainer.max_steps=2"), [])
 

@@ -105,8 +105,8 @@ def _before(size: Pixels, sides: tuple[Pixels, Pixels]) -> int:
     """Returns the side before the crop. Raises UserError for sides that leave no crop."""
     if len(sides) != 2 or not sides[0] >= sides[1] > 0:
         raise UserError(
-            f"transform sides={list(sides)} have to be two sides [image, crop], as [256, 224], the crop not larger than "
-            "the image."
+            f"transform sides={list(sides)} have to be two sides [image, crop], as [256, 224], and the crop must not "
+            "be larger than the image."
         )
     return round(size * sides[0] / sides[1])
 
@@ -160,7 +160,7 @@ def check_transform(transform: Transform, size: int, option: str, draws: bool = 
         if (made.dtype, made.shape) != (torch.uint8, (3, size, size)):
             raise UserError(
                 f"{option} makes {made.dtype} of shape {list(made.shape)} of {of}, not uint8 of [3, {size}, {size}]: "
-                "crop or resize to image_size, and leave conversion to float and normalisation to the network."
+                "crop or resize to image_size, and leave conversion to float and normalising to the network."
             )
         if drawn and not draws:
             raise UserError(
