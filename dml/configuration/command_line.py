@@ -66,7 +66,7 @@ def _nobody_reads() -> bool:
 
 
 def hydra_sentence(error: Exception) -> str:
-    """Puts what Hydra says of a command line into one sentence; proposes similar names for an unknown choice or option."""
+    """Puts what Hydra says of a command line into one sentence; for an unknown name it proposes similar ones."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         near = difflib.get_close_matches(choice.lower(), error.options, n=5, cutoff=0.5)

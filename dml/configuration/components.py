@@ -14,7 +14,7 @@ class Waits:
     """A component that begins a part of its work at a later step."""
 
     def waits(self) -> dict[str, int]:
-        """Returns option with value, such as `loss.memory_from=1000`, -> step at which the part begins; 0: the start."""
+        """Returns option and value, as in `loss.memory_from=1000`, -> step at which the part begins; 0: the start."""
         raise NotImplementedError(f"{type(self).__name__} has to define waits()")
 
 
