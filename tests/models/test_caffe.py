@@ -217,7 +217,7 @@ def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
         (caffemodel(changed(inception_3a__1x1=(weight, bias[:9])), new_layer), "bias is [9] where [64]"),
         (caffemodel(changed(inception_3a__1x1=(weight,))), "inception_3a_1x1 has 1 tensors"),
         (caffemodel(changed(inception_3a__1x1=(nan, bias))), "inception_3a_1x1.weight has values that are not finite"),
-        (caffemodel(blobs) + old_layer("conv1/7x7_s2", weight, bias), "two layers 'conv1/7x7_s2'"),
+        (caffemodel(blobs) + old_layer("conv1/7x7_s2", weight, bias), "two layers named 'conv1/7x7_s2'"),
         (caffemodel({}), "lacks 57 layers"),
         (b"", "lacks 57 layers"),
     ):
