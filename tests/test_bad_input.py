@@ -93,7 +93,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
             ["+callbacks.a={_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:x}"],
             "EarlyStopping cannot be used: a run ends",
         ),
-        (["+callbacks.a._target_=builtins.dict"], "makes a dict, which is no callback of Lightning's"),
+        (["+callbacks.a._target_=builtins.dict"], "makes a dict, which is no callback of Lightning: remove"),
         (["callbacks=[ema,swa]"], r"callbacks\.ema and callbacks\.swa both say which weights are evaluated"),
         (["scheduler._target_=builtins.repr", "~scheduler.factor"], "which is no scheduler of torch: choose"),
         (["optimizer._target_=torch.optim.lr_scheduler.ExponentialLR"], r"optimizer\.lr is no option of ExponentialLR"),
