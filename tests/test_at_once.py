@@ -186,7 +186,7 @@ def test_trainings_at_once(experiments: Callable[..., None], tmp_path: Path, cap
     assert len(list((tmp_path / "out").glob("baseline_*/seed=?/metrics.json"))) == 2
     logs = {path: path.read_text() for path in (tmp_path / "out").glob("baseline_*/seed=?/output.log")}
     assert len(logs) == 4
-    assert sum("sampler.batch_size=15 does not divide" in text for text in logs.values()) == 2
+    assert sum("sampler.batch_size=15 is not divisible" in text for text in logs.values()) == 2
 
 
 @pytest.mark.slow

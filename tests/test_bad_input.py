@@ -72,7 +72,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["method=abe", "method.attention_depth=9"], "choose a depth of 1 to 2"),
         (["method=diablo", "method.N=7"], r"head\.dim=16 .* 7 learners"),
         (["method=abe", "loss.loss.pairs=explicit"], "sampler=abe_pairs"),
-        (["sampler=abe_pairs", "sampler.batch_size=18"], r"sampler\.batch_size=18 does not divide by 4"),
+        (["sampler=abe_pairs", "sampler.batch_size=18"], r"sampler\.batch_size=18 is not divisible by 4"),
         (["seed=abc"], "seed=abc"),
         (["loss=xbm", "loss.memory_from=10"], r"loss\.memory_from=10 lasts 10 of the 10 steps"),
         (["method.warm_up=3"], r"method\.warm_up=3 .* lasts 12 of the 10 steps"),
@@ -93,11 +93,11 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
             ["+callbacks.a={_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:x}"],
             "EarlyStopping cannot be used: a run ends",
         ),
-        (["+callbacks.a._target_=builtins.dict"], "makes a dict, which is no callback of Lightning's"),
+        (["+callbacks.a._target_=builtins.dict"], "makes a dict, which is no callback of Lightning: remove"),
         (["callbacks=[ema,swa]"], r"callbacks\.ema and callbacks\.swa both say which weights are evaluated"),
-        (["scheduler._target_=builtins.repr", "~scheduler.factor"], "which is no scheduler of torch's"),
+        (["scheduler._target_=builtins.repr", "~scheduler.factor"], "which is no scheduler of torch: choose"),
         (["optimizer._target_=torch.optim.lr_scheduler.ExponentialLR"], r"optimizer\.lr is no option of ExponentialLR"),
-        (["method=dces", "method.K=2", "head=vlad"], "one vector a prototype"),
+        (["method=dces", "method.K=2", "head=vlad"], "one vector per prototype"),
         (["loss=gsp/c2"], "experiment=gsp_cub"),
         (["loss=arcface", "miner=semihard"], "miner=TripletMarginMiner .* loss=ArcFaceLoss takes none"),
         (["loss=xbm", "miner=multi_similarity"], "miner=MultiSimilarityMiner .* a memory"),
@@ -143,7 +143,7 @@ def test_how_a_run_is_carried_out_may_change(configure: Configure) -> None:
 
 
 def test_a_first_attempt_may_be_corrected(configure: Configure) -> None:
-    with pytest.raises(UserError, match=r"memory_size to several batches"):
+    with pytest.raises(UserError, match=r"memory_size to the size of several batches"):
         run(configure(*TINY, "loss=xbm", "loss.loss.memory_size=8"), [])
     run(configure(*TINY, "loss=xbm", "loss.loss.memory_size=32", "trainer.max_steps=2"), [])
 

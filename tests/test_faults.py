@@ -52,7 +52,7 @@ def test_a_full_disk_is_told_and_leaves_no_torn_file(tmp_path: Path) -> None:
 
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     assert done.returncode == MISTAKE
-    assert f"There is no room left in {folder}: make some, then the same options" in done.stderr
+    assert f"There is no room left in {folder}: free some, then continue with the same options" in done.stderr
     assert "Traceback" not in done.stderr
     assert list((folder / "checkpoints").iterdir()) == []
 
@@ -67,7 +67,7 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
     _, said = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "is killed by signal" in said
-    assert f"the same options with paths.output_dir={folder} go on" in said
+    assert f"continue with the same options and paths.output_dir={folder}" in said
     assert sound(folder / "checkpoints" / "last.ckpt")
 
 

@@ -21,10 +21,10 @@ Configure = Callable[..., DictConfig]
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["sampler.m=16"], r"sampler\.batch_size=16 and sampler\.m=16 a batch has images of one class alone"),
+        (["sampler.m=16"], r"sampler\.batch_size=16 and sampler\.m=16 a batch has images of one class only"),
         (["sampler.m=1", "sampler.batch_size=12"], r"sampler\.m=1 a batch has no two images of a class"),
         (["sampler=uniform", "sampler.batch_size=1"], r"sampler\.batch_size=1 a batch has images of one class"),
-        (["sampler.m=16", "loss=contrastive"], "one class alone"),
+        (["sampler.m=16", "loss=contrastive"], "one class only"),
     ],
 )
 def test_batches_without_pairs(configure: Configure, tmp_path: Path, options: list[str], sentence: str) -> None:

@@ -197,7 +197,12 @@ WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     ),
     "figure": (
         altered_figure,
-        ["metrics.json was altered", "the ranks in queries.npz make it", "test/map@r", "README.md has another value of MAP@R"],
+        [
+            "metrics.json was altered",
+            "the ranks in queries.npz make it",
+            "test/map@r",
+            "README.md has another value of MAP@R",
+        ],
     ),
     "licence": (card_without_licence, ["README.md names no licence of the weights"]),
     "card": (card_that_boasts, ["README.md has another value of Recall@1 than metrics.json"]),

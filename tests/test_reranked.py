@@ -88,5 +88,5 @@ def test_the_interval_is_that_of_two_runs_compared() -> None:
 
 
 def test_what_has_no_one_gallery_is_refused(configure: Configure) -> None:
-    with pytest.raises(UserError, match="rerank ranks one gallery again for all queries, and OneImageGallery has"):
+    with pytest.raises(UserError, match="rerank re-ranks one gallery for all queries, but OneImageGallery has"):
         build(configure(*TINY, "protocol=vehicleid", "rerank=alpha_qe"))

@@ -258,7 +258,7 @@ SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["lr=interval(0.1,0.2)"], "with hydra/sweeper=optuna"),
+        (["lr=interval(0.1,0.2)"], "set hydra/sweeper=optuna"),
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
         pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.slow),
         pytest.param([*SEARCH, "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'", marks=pytest.mark.slow),

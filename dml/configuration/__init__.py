@@ -1,1 +1,1 @@
-"""What a configuration is: where its files lie, what its options may be, what it is made of."""
+"""The configuration of a run: where its files lie, which values its options may have, and how components are made."""

@@ -1,4 +1,4 @@
-"""What Hydra says of a command line, in one sentence, and how every command ends."""
+"""How every command ends: its exit codes, and one sentence for each mistake on the command line."""
 
 import difflib
 import os
@@ -16,18 +16,21 @@ from dml.errors import CTRL_C, INTERRUPTED, UNREAD, Interrupted, Unfaithful, Use
 
 @contextmanager
 def ending(files: bool = True) -> Iterator[None]:
-    """How every command ends; also a decorator of its `main`: the exit codes of `dml.errors`, and one sentence for what
-    the user can put right. Other exceptions are faults of the code: they pass, with their traceback.
+    """Ends a command with the exit codes of `dml.errors`, and with one sentence for what the user can put right.
+
+    It can be used as a context or as a decorator of `main`. Other exceptions are faults of the code and pass with their
+    traceback.
 
     Args:
-        files: the system's errors are those of files that the user named; of a training they are not.
+        files: an `OSError` is about a file that the user named, and is told in one sentence. False, as for trainings:
+            it passes with its traceback.
     """
     try:
         try:
             yield
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, where a pipe that nobody reads is told quietly
+                sys.stdout.flush()  # here, since a closed pipe is caught quietly below
     except UserError as mistake:
         stop(str(mistake))
     except Unfaithful as sentence:
@@ -37,24 +40,24 @@ def ending(files: bool = True) -> Iterator[None]:
         stop(hydra_sentence(mistake))
     except Interrupted as told:
         if str(told):
-            print(f"dml: Stopped by {told}; the same line goes on.", file=sys.stderr)
+            print(f"dml: Stopped by {told}; run the same line again to continue.", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
     except KeyboardInterrupt:
         raise SystemExit(CTRL_C) from None
     except (BrokenPipeError, SystemExit) as left:
-        by_rich = isinstance(left.__context__, BrokenPipeError)  # it leaves with 1, its output sent nowhere
+        by_rich = isinstance(left.__context__, BrokenPipeError)  # rich then exits with 1 and discards its output
         if not by_rich and not _nobody_reads():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         raise SystemExit(UNREAD if by_rich or isinstance(left, BrokenPipeError) else left.code) from None
     except OSError as error:
         if not files:
             raise
-        stop(f"{error.filename or 'What is printed'} cannot be written or read ({error.strerror or error}).")
+        stop(f"{error.filename or 'The standard output'} cannot be written or read ({error.strerror or error}).")
 
 
 def _nobody_reads() -> bool:
-    """Whether the other end of the pipe that this process prints to is closed."""
+    """Says whether the other end of the pipe that this process prints to is closed."""
     if not hasattr(select, "poll"):  # on Windows
         return False
     asked = select.poll()
@@ -63,7 +66,7 @@ def _nobody_reads() -> bool:
 
 
 def hydra_sentence(error: Exception) -> str:
-    """What Hydra says of a command line, in one sentence; of an unknown choice or option, the near ones."""
+    """Puts what Hydra says of a command line into one sentence; for an unknown name it proposes similar ones."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = error.missing_cfg_file.rpartition("/")
         near = difflib.get_close_matches(choice.lower(), error.options, n=5, cutoff=0.5)
@@ -76,12 +79,12 @@ def hydra_sentence(error: Exception) -> str:
     if error.__cause__ is not None and str(error.__cause__).strip():
         said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
     if "does not support sweep type" in said[0]:
-        said.append("- choose from such a range with hydra/sweeper=optuna")
+        said.append("- to sweep over such a range, set hydra/sweeper=optuna")
     return " ".join(said).rstrip(".?") + "."
 
 
 def _unknown(error: OmegaConfBaseException) -> str:
-    """Of an option that the configuration lacks."""
+    """Returns the sentence for an option that the configuration does not have."""
     place, _, name = str(error.full_key).rpartition(".")
     known = {str(option) for option in error.parent_node or () if not str(option).startswith("_")} - {"hydra"}
     if not place:
@@ -90,5 +93,5 @@ def _unknown(error: OmegaConfBaseException) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     if near:
         return f"{before}{name} is no option: did you mean {' or '.join(before + one for one in near)}?"
-    added = f"; what its file leaves out is added with +{before}{name}=..." if place else ""
+    added = f"; add an option that its file leaves out with +{before}{name}=..." if place else ""
     return f"{before}{name} is no option: choose among {', '.join(sorted(known)) or 'none'}{added}."

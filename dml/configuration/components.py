@@ -1,4 +1,4 @@
-"""From the configuration of a component to the component."""
+"""Makes components from their configuration."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,15 +11,15 @@ from dml.errors import Interrupted, UserError
 
 
 class Waits:
-    """A component of which something begins at a later step."""
+    """A component that begins a part of its work at a later step."""
 
     def waits(self) -> dict[str, int]:
-        """The step, by the option that says it, as `loss.memory_from=1000`; 0: from the start."""
+        """Returns option and value, as in `loss.memory_from=1000`, -> step at which the part begins; 0: the start."""
         raise NotImplementedError(f"{type(self).__name__} has to define waits()")
 
 
 def without(config: DictConfig, names: Iterable[str]) -> DictConfig:
-    """A component's configuration without some of its options, which are for others. References stay."""
+    """Returns a component's configuration without some of its options. References are not resolved."""
     rest = config.copy()
     OmegaConf.set_struct(rest, False)
     for name in names:
@@ -28,11 +28,11 @@ def without(config: DictConfig, names: Iterable[str]) -> DictConfig:
 
 
 def instantiate(config: DictConfig, **arguments: Any) -> Any:
-    """`hydra.utils.instantiate`, with a user's mistake told as such.
+    """Makes a component with `hydra.utils.instantiate`, and turns a user's mistake into a UserError.
 
     Raises:
-        UserError: what a component said of its options, with the component's name before it if it was a plain
-            TypeError or ValueError.
+        UserError: the component refused its options. A plain TypeError or ValueError is told with the name of the
+            component's option before it.
     """
     try:
         return hydra.utils.instantiate(config, **arguments)

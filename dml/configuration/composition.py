@@ -1,4 +1,4 @@
-"""Where `conf/` lies, how a configuration is composed of it, and which options say how a run is carried out."""
+"""Finds `conf/`, composes a configuration from it, and lists the options that do not change what a run computes."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ CONF = next(folder / "conf" for folder in (_PACKAGE, _PACKAGE.parent) if (folder
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The configuration that `python -m dml.run OVERRIDES` would run."""
+    """Composes the configuration that `python -m dml.run OVERRIDES` would run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 
-# How and where a run is carried out, not what it computes: these may change when it is resumed.
+# These options say how and where a run is executed, not what it computes: they may change when it is resumed.
 EXECUTION = (
     "paths.",
     "logger",
@@ -26,9 +26,9 @@ EXECUTION = (
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.strategy",
-    "trainer.sync_batchnorm",  # several devices ask for it, or for frozen statistics
+    "trainer.sync_batchnorm",  # several devices need it, or frozen statistics
     "trainer.num_workers",
-    "trainer.micro_batch",  # the same gradient in other pieces
+    "trainer.micro_batch",  # the gradient is the same for pieces of any size
     "dataset.cache",
     "download",
     "trainer.log_every",

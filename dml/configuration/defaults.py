@@ -1,8 +1,8 @@
-"""Defaults and choices that the commands print in their `--help`, which imports nothing heavy."""
+"""Defaults and choices that the commands print in their `--help`; this module imports nothing that is slow to load."""
 
 from pathlib import Path
 
-SUMMARY = Path("runs/summary")  # the folder of what several runs come to
+SUMMARY = Path("runs/summary")  # the folder of tables and pictures over several runs
 
 CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 
@@ -16,7 +16,7 @@ EXPERIMENTS = Path("runs/experiments")  # the folder of the papers' trainings
 
 LAUNCHERS = ("basic", "joblib", "submitit_local", "submitit_slurm")  # of Hydra, for sweeps
 
-DRAWS = 10_000  # of a bootstrap
+DRAWS = 10_000  # resamples of a bootstrap
 
 SMOKE_PARTS = ("tests", "methods", "throughput", "evaluation", "layers", "ranks", "feeding")  # of dml.smoke
 

@@ -1,4 +1,7 @@
-"""What a run computes, apart from how it is carried out: what tells configurations apart, and what they are called."""
+"""Compares runs by what they compute: which options tell configurations apart, and what the configurations are called.
+
+Options that only say how a run is executed do not count.
+"""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +14,10 @@ from dml.configuration.trainings import axes_of
 
 
 def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
-    """Dotted names and values of all options; `runtime`, known once the data is, is taken from elsewhere."""
+    """Returns dotted name -> value of all options that change what is computed.
+
+    `runtime`, whose values are known only once the data is read, is given separately.
+    """
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, dict) and node:
@@ -28,7 +34,7 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     counts = {f"protocol.{axis.count}" for axis in axes_of(filled.protocol) if not axis.shapes}
     left_out = ("runtime.", *EXECUTION)
     flat = {name: v for name, v in walk(container, "") if name not in counts and not name.startswith(left_out)}
-    data_dir = str(filled.paths.data_dir)  # data that moved are the same data
+    data_dir = str(filled.paths.data_dir)  # data that was moved is the same data
     return {
         name: value.replace(data_dir, "DATA", 1) if isinstance(value, str) and value.startswith(data_dir) else value
         for name, value in flat.items()
@@ -36,12 +42,15 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
 
 
 def repeats(config: DictConfig) -> set[str]:
-    """The options that repetitions of a run differ in."""
+    """Returns the options in which repetitions of a run differ."""
     return {"seed", *(f"protocol.{axis.name}" for axis in axes_of(config.protocol))}
 
 
 def configuration(config: DictConfig) -> str:
-    """The same of runs that differ in their repetition alone, which may have other numbers of training classes."""
+    """Returns a text that is the same for runs that are repetitions of one another.
+
+    Repetitions may have other numbers of training classes, so these do not count.
+    """
     options, differ = {}, repeats(config)
     for name, value in flat(config, config.runtime).items():
         counted = name.startswith(("method.", "loss.")) and value == config.runtime.train_classes
@@ -51,6 +60,6 @@ def configuration(config: DictConfig) -> str:
 
 
 def label(config: DictConfig) -> tuple[str, str, str]:
-    """Method, data set and protocol, by the names of what they are made of."""
+    """Returns the names of the method, the data set and the protocol."""
     method, protocol = (str(part._target_).rsplit(".", 1)[1] for part in (config.method, config.protocol))
     return method, str(config.dataset.get("name") or config.dataset._target_.rsplit(".", 1)[1]), protocol

@@ -1,4 +1,4 @@
-"""Types and ranges of options of libraries, which annotate them without a range, or not at all."""
+"""Types and ranges of the options of library components, whose own annotations have no range or are missing."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ Degrees = Annotated[float, Field(ge=-360, le=360)]
 
 Level = Annotated[float, Field(ge=0, le=255)]  # of a colour
 
-# What libraries leave open, by the name of the parameter: annotations without a range, or none at all.
+# Library module -> parameter -> annotation, for parameters that the library annotates without a range or not at all.
 LIBRARIES: dict[str, dict[str, Any]] = {
     "torch.optim.lr_scheduler": {
         "milestones": Annotated[list[Count], Field(min_length=1)],

@@ -1,8 +1,7 @@
-"""Types and ranges of options are the annotations of what takes them; a configuration is checked against these.
+"""Checks a configuration: the annotations of a component's parameters are the types and ranges of its options.
 
-A component says `m: Count` or `mu: Share`, and that is all there is to say: `check` finds each component by its
-`_target_` and compares every option with its annotation. What libraries take without saying its range stands in
-`dml.configuration.libraries`.
+A component declares `m: Count` or `mu: Share` and nothing more: `check` finds each component by its `_target_` and
+compares every option with the annotation. Ranges that libraries do not declare are in `dml.configuration.libraries`.
 """
 
 import difflib
@@ -38,19 +37,19 @@ from dml.configuration.ranges import (
 from dml.configuration.trainings import axes_of
 from dml.errors import UserError
 
-# Of every configuration.
+# Options at the top of every configuration.
 COMMON: dict[str, Any] = {
     "seed": Seed,
     "image_size": Pixels,
     "lr": Positive,
     "report": bool,  # pictures and report.html at the end
-    "note": Any,  # a remark of the user's: +note=...
-    "tuned": Any,  # settings of a data set that losses refer to
+    "note": Any,  # the user's own remark: +note=...
+    "tuned": Any,  # settings for a data set, to which losses refer
     "download": Any,
     "runtime": Any,
 }
 
-# Ours, and those of pl.Trainer that change neither when a run ends nor what our callbacks count on.
+# Our own options, and those of pl.Trainer that change neither when a run ends nor what our callbacks rely on.
 TRAINER: dict[str, Any] = {
     "accelerator": str,
     "devices": Annotated[int, Field(ge=-1, le=4096)]
@@ -72,7 +71,7 @@ TRAINER: dict[str, Any] = {
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
 
-# What a group has beside the arguments of its component; of the scheduler see `dml.methods.recipe.Recipe`.
+# Options of a group that are no arguments of its component; for the scheduler's see `dml.methods.recipe.Recipe`.
 DATASET: dict[str, Any] = {"cache": Literal["none", "disk", "memory", "device", "features"]}
 
 TRANSFORM: dict[str, Any] = {"copies": Few | None}
@@ -100,11 +99,11 @@ OWN = {
     "logger": LOGGER,
 }
 
-# What the build gives to a component of a group itself.
+# Arguments that the build gives to a group's component itself, so that no option may set them.
 GIVEN: dict[str, tuple[str, ...]] = {
     "method": ("backbone", "head", "loss", "dim"),
     "optimizer": ("params",),
-    # Of the length, and of the parameter groups; floors that are the same for all groups would end their proportion.
+    # The length sets some; the same minimum in all parameter groups would break the proportion of their rates.
     "scheduler": ("optimizer", "last_epoch", "T_max", "total_steps", "max_lr", "eta_min", "min_lr"),
     "head": ("in_channels",),
     "loss": ("miner",),
@@ -115,25 +114,25 @@ _HYDRA = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
 def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
-    """Compares every option with what takes it.
+    """Checks every option against the annotation of the parameter that takes it.
 
     Args:
         config: composed.
-        without: groups that nothing is built of.
+        without: groups to leave out, since no component is made of them.
 
     Raises:
-        UserError: an option that nothing takes, has no value, or is not of its type or in its range; a component that
-            is not there. The sentence names the option.
+        UserError: an option is unknown, has no value, or is not of its type or in its range, or a component does not
+            exist. The sentence names the option.
     """
     check_plain(filled(config, without))
 
 
 def check_plain(container: Mapping[str, Any]) -> None:
-    """As `check`, of a configuration in plain containers."""
+    """Does the same as `check`, for a configuration in plain containers."""
     groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
     for name in sorted(container.keys() - COMMON.keys() - groups):
         raise UserError(f"{name} is no option{_near(name, {*COMMON, *groups})}.")
-    for name in sorted(COMMON.keys() & container.keys()):  # first of all: others refer to them
+    for name in sorted(COMMON.keys() & container.keys()):  # checked first, since other options refer to them
         _check(name, container[name], COMMON[name])
     for name in sorted(groups & container.keys()):
         value = container[name]
@@ -147,14 +146,14 @@ def check_plain(container: Mapping[str, Any]) -> None:
                         raise UserError(
                             f"transform.{part}={shown(steps)} is no list of operations: see conf/transform."
                         )
-            if name == "protocol":  # trainings that are left open are all of them
+            if name == "protocol":  # a number may be null, which means all trainings
                 numbers = {axis.name for axis in axes_of(value)}
                 value = {option: given for option, given in value.items() if given is not None or option not in numbers}
             _walk(name, value)
 
 
 def _check_own(group: str, node: Any, own: Mapping[str, Any]) -> Any:
-    """A group's node without the options that are ours, which are checked."""
+    """Checks a group's options that are no arguments of its component, and returns the node without them."""
     if not isinstance(node, Mapping):
         return node
     for name in own.keys() & node.keys():
@@ -163,7 +162,7 @@ def _check_own(group: str, node: Any, own: Mapping[str, Any]) -> Any:
 
 
 def filled(config: DictConfig, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The configuration as plain containers. Raises UserError for what has no value."""
+    """Returns the configuration as plain containers. Raises UserError for an option without a value."""
     filled = config.copy()
     OmegaConf.set_struct(filled, False)
     for group in without:
@@ -175,9 +174,9 @@ def filled(config: DictConfig, without: tuple[str, ...] = ()) -> dict[str, Any]:
             raise UserError(f"{missing[0]} has no value: give it with {missing[0]}=VALUE.")
         container = OmegaConf.to_container(filled, resolve=True)
     except InterpolationKeyError as error:
-        where = " of a data set, as experiment=gsp_cub does" if "tuned" in str(error) else ""
+        where = ": choose settings for the data set, as experiment=gsp_cub does" if "tuned" in str(error) else ""
         raise UserError(
-            f"{error.full_key} refers to what nothing sets{where} ({str(error).splitlines()[0]})."
+            f"{error.full_key} refers to an option that is not set ({str(error).splitlines()[0]}){where}."
         ) from None
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key} cannot be read ({str(error).splitlines()[0]}).") from None
@@ -207,12 +206,14 @@ def _check_component(option: str, node: Mapping[str, Any]) -> None:
         raise UserError(f"{option}._target_={target} is no class and no function.")
     for name in _HYDRA[1:]:
         if name in node and name != "_partial_":
-            raise UserError(f"{option}.{name} cannot be set: components take their options by name.")
+            raise UserError(
+                f"{option}.{name} cannot be set: components take their options by name, so give each one by its name."
+            )
     _check(f"{option}._partial_", node.get("_partial_", False), bool)
     options = {str(name): value for name, value in node.items() if name not in _HYDRA}
     for name in GIVEN.get(option, ()):
         if name in options and not (option == "head" and name == "dim"):
-            raise UserError(f"{option}.{name} is not set by hand: it follows from other options.")
+            raise UserError(f"{option}.{name} cannot be set by hand: it follows from other options, so remove it.")
     _check_taken(option, options, parameters(target), target.rpartition(".")[2])
 
 
@@ -224,15 +225,15 @@ def _check_taken(option: str, options: Mapping[str, Any], takes: Mapping[str, An
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, for the end of a sentence."""
+    """Returns the end of a sentence that proposes similar names."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if near:
         return f": did you mean {' or '.join(near)}"
-    return f": choose among {', '.join(sorted(known))}" if known else ": it has none"
+    return f": choose among {', '.join(sorted(known))}" if known else ": it has no options"
 
 
 def _check(option: str, value: Any, annotation: Any) -> None:
-    """Raises UserError unless `value` is what the annotation says."""
+    """Raises UserError unless `value` fits the annotation."""
     if isinstance(value, Mapping) and "_target_" in value:
         if _scalar(annotation):
             raise UserError(f"{option} is a value, not a component: leave out its _target_.")
@@ -257,7 +258,7 @@ def _check_finite(option: str, value: Any) -> None:
 
 @cache
 def parameters(target: str) -> dict[str, Any]:
-    """What a component takes by name: its annotations, with those of the bases that `**options` are passed on to."""
+    """Returns parameter -> annotation of a component, with those of the bases that get its `**options`."""
     taker = resolve_name(target)
     bases = [base for base in inspect.getmro(taker) if "__init__" in vars(base)] if isinstance(taker, type) else []
     calls: list[tuple[Callable[..., Any], str]] = [(vars(base)["__init__"], base.__module__) for base in bases]
@@ -281,36 +282,38 @@ def parameters(target: str) -> dict[str, Any]:
 def _hints(call: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(call, include_extras=True)
-    except (NameError, TypeError):  # names that only a type checker imports
+    except (NameError, TypeError):  # annotations may use names that are imported for type checkers only
         return {}
 
 
 def _like(default: Any) -> Any:
-    """What an option without an annotation may be, by its default."""
+    """Returns the annotation for an option that has none, judged by its default."""
     if isinstance(default, bool):
         return bool
     return Number if isinstance(default, int | float) else Any
 
 
 def _check_trainer(options: Mapping[str, Any]) -> None:
-    """Raises UserError for an option of Lightning's that would end a run elsewhere than at its last step, or take
-    from our callbacks what they count on."""
+    """Checks the trainer's options.
+
+    Raises UserError for an option of Lightning that would end a run before its last step or disturb our callbacks.
+    """
     lightnings = parameters("pytorch_lightning.Trainer")
     takes = {name: lightnings[name] if annotation is None else annotation for name, annotation in TRAINER.items()}
     if "accumulate_grad_batches" in options:
         raise UserError(
-            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, and parts of it "
-            "are another loss. Set sampler.batch_size, and trainer.micro_batch where there is too little memory."
+            "trainer.accumulate_grad_batches cannot be used: losses compare the images of one batch, so smaller parts "
+            "would give another loss. Set sampler.batch_size, and trainer.micro_batch if memory is short."
         )
     for name in options:
         if name in lightnings and name not in takes:
             raise UserError(
-                f"trainer.{name} cannot be used: a run ends after trainer.max_steps, and writes, evaluates and reports "
-                f"by itself. There are {', '.join(sorted(takes))}."
+                f"trainer.{name} cannot be used: a run ends after trainer.max_steps, and saves, evaluates and reports "
+                f"on its own. Possible options are {', '.join(sorted(takes))}."
             )
     _check_taken("trainer", options, takes, "the trainer")
 
 
 def _scalar(annotation: Any) -> bool:
-    """Whether no component can be meant."""
+    """Says whether an annotation allows plain values only, and no component."""
     return annotation is not Any and all(adapts(member) for member in members(annotation))

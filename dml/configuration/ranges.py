@@ -1,6 +1,6 @@
-"""What numbers may be: annotations of options, and the comparison of a value with one.
+"""Annotations that give the range of an option, and the check of a value against an annotation.
 
-`dml.configuration.options.check` compares whole configurations; commands compare their options one by one.
+`dml.configuration.options.check` checks whole configurations; commands check their options one by one.
 """
 
 import json
@@ -35,7 +35,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e30)]
 
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 
-Sharpness = Annotated[float, Field(gt=0, le=1e4)]  # what exponentials are taken of
+Sharpness = Annotated[float, Field(gt=0, le=1e4)]  # a factor in an exponent
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -43,20 +43,18 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 def check_value(option: str, value: Any, annotation: Any) -> None:
-    """Raises UserError, a sentence with the option's name, unless a plain value is what the annotation says."""
+    """Raises UserError, with the option's name, unless a plain value fits the annotation."""
     adapter = _adapter(annotation)
     if adapter is None:
         raise UserError(f"{option}={shown(value)} has to be a component, with a _target_.")
     try:
-        adapter.validate_json(
-            json.dumps(value, default=str)
-        )  # a configuration is what JSON can say: lists stand for tuples
+        adapter.validate_json(json.dumps(value, default=str))  # as JSON, so that lists are accepted for tuples
     except ValidationError as error:
         raise UserError(f"{option}={shown(value)} {_said(error)}.") from None
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """Returns a value as it is typed on the command line."""
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
@@ -77,7 +75,7 @@ _WORDS = {
 
 
 def _said(error: ValidationError) -> str:
-    """What pydantic says, as the end of a sentence: `has to be at least 1`."""
+    """Puts pydantic's message into the end of a sentence, such as `has to be at least 1`."""
     found: list[str] = []
     for one in error.errors(include_url=False):
         place = "".join(f"[{i}]" for i in one["loc"] if isinstance(i, int))
@@ -90,7 +88,7 @@ def _said(error: ValidationError) -> str:
 
 
 def members(annotation: Any) -> Iterator[Any]:
-    """Of a union; else the annotation itself."""
+    """Yields the members of a union, or the annotation itself if it is none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
             yield from members(member)
@@ -100,7 +98,7 @@ def members(annotation: Any) -> Iterator[Any]:
 
 @cache
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """For the part of an annotation that plain values can be; None: there is none."""
+    """Returns the validator for the part of an annotation that plain values can fit; None if there is no such part."""
     plain = [member for member in members(annotation) if adapts(member)]
     if not plain:
         return None

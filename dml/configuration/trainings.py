@@ -1,4 +1,4 @@
-"""Which trainings a protocol consists of: its class declares the numbers that tell them apart."""
+"""The trainings of a protocol, such as one per fold: its class declares the numbers that tell them apart."""
 
 import sys
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from dml.errors import UserError
 
 @dataclass(frozen=True)
 class Axis:
-    """A number that tells the trainings of a protocol apart; a protocol's class has them as `axes`.
+    """A number that tells the trainings of a protocol apart, such as the fold; a protocol's class lists them in `axes`.
 
     Attributes:
-        name: the option of the protocol that is the number, from 0; None there: all of them.
-        count: its option that says how many there are.
+        name: the protocol's option that holds the number, from 0; a value of None there means all trainings.
+        count: the protocol's option that says how many trainings there are along this axis.
         reseeds: training i has the seed `seed + i`.
-        collected: one training of each number make a result of their own (`dml.analysis.mlrc`).
-        shapes: how many there are changes each training, as the number of folds does.
+        collected: one training of each number together make a result (`dml.analysis.mlrc`).
+        shapes: the count itself changes each training, as the number of folds does.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Axis:
     shapes: bool = False
 
     def check(self, number: int, count: int) -> None:
-        """Raises UserError for a number that is none of so many."""
+        """Raises UserError unless `number` is one of `count`, counted from 0."""
         if number >= count:
             raise UserError(
                 f"protocol.{self.name}={number} is none of the {count} {self.count}: they are 0 to {count - 1}."
@@ -38,33 +38,33 @@ class Axis:
 
 
 def axes_of(protocol: Any) -> tuple[Axis, ...]:
-    """Those of the class that the options `protocol` name as `_target_`; none where there is no such class.
+    """Returns the axes of the protocol's class, which the options name as `_target_`; none if there is no such class.
 
-    They may be a file's, which shall not have other modules imported than ours.
+    The options may come from a file, so modules outside dml are not imported for it.
     """
     found: tuple[Axis, ...] = declared(protocol, "axes")
     return found
 
 
 def declared(component: Any, name: str) -> tuple[Any, ...]:
-    """What the class that the options of a component name as `_target_` declares under `name`; else nothing."""
+    """Returns what a component's class, its `_target_`, declares under `name`; empty if it declares nothing."""
     target = str(component.get("_target_", ""))
     module = target.rpartition(".")[0]
     if module.partition(".")[0] != "dml" and module not in sys.modules:
         return ()
     try:
         return tuple(getattr(resolve_name(target), name, ()))
-    except (ImportError, AttributeError, ValueError):  # which check tells
+    except (ImportError, AttributeError, ValueError):  # dml.configuration.options.check reports it
         return ()
 
 
 def left_open(config: DictConfig) -> list[Axis]:
-    """The axes along which all trainings are meant."""
+    """Returns the axes whose number is not given, so that all trainings along them are meant."""
     return [axis for axis in axes_of(config.protocol) if config.protocol.get(axis.name) is None]
 
 
 def trainings_of(config: DictConfig) -> dict[str, list[str]]:
-    """Folder and overrides of each training where the configuration leaves open which is meant; else nothing."""
+    """Returns folder -> overrides of each training that a configuration stands for; empty if it stands for one."""
     axes = left_open(config)
     if not axes:
         return {}
@@ -78,7 +78,7 @@ def trainings_of(config: DictConfig) -> dict[str, list[str]]:
 
 
 def settle(config: DictConfig) -> None:
-    """Adds to the seed the numbers that change it."""
+    """Adds the numbers of the axes with `reseeds` to the seed."""
     for axis in axes_of(config.protocol):
         number = config.protocol.get(axis.name)
         if axis.reseeds and number is not None:

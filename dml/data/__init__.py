@@ -1,1 +1,1 @@
-"""Images in: records of a dataset, transforms, samplers, and the data module that serves batches."""
+"""From files to batches: the records of each dataset, transforms, samplers, caches, and the data module."""

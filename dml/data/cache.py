@@ -1,11 +1,11 @@
-"""Images decoded and resized once, in one file that all workers, ranks and runs map into memory.
+"""The image cache: images are decoded and resized once, into one file that all workers, ranks and runs map into memory.
 
-LMDB, HDF5, WebDataset and FFCV were passed over: pixels of known shape need neither a database nor a format, and a
-file that is mapped costs a worker no copy. Pillow does the work, so that a cached image has the same bits.
+LMDB, HDF5, WebDataset and FFCV are not used: pixels of known shape need neither a database nor a format, and a mapped
+file costs a worker no copy. Pillow decodes and resizes, so that a cached image has the same bits as an uncached one.
 
-`dataset.cache=memory` is the same file, read once at the start: the system's page cache keeps it in memory that all
-processes share. A segment of shared memory beside it was passed over: it would be a second copy of those pages, which
-a killed run leaves behind.
+`dataset.cache=memory` uses the same file and reads it once at the start: the system's page cache then keeps it in
+memory that all processes share. A separate segment of shared memory is not used: it would be a second copy of those
+pages, and a killed run would leave it behind.
 """
 
 import os
@@ -35,19 +35,19 @@ READ = 2**24  # bytes
 
 
 class Damaged(Exception):
-    """A cache that is to be made again."""
+    """A cache is incomplete or damaged and has to be made again."""
 
 
 class ImageCache:
-    """Pictures of some rows, as `Transform.prepared` gives them.
+    """The cached pictures of some rows, as `Transform.prepared` made them.
 
     Args:
-        folder: a finished one, of `build`.
-        rows: `[n]`, those that it was built of, in that order.
+        folder: a complete cache, made by `build_cache`.
+        rows: `[n]`, the rows that the cache was built from, in the same order.
 
     Raises:
-        Damaged: files that are not there, or damaged.
-        OSError: files that cannot be read.
+        Damaged: files of the cache are missing or damaged.
+        OSError: the files cannot be read.
     """
 
     def __init__(self, folder: Path, rows: np.ndarray) -> None:
@@ -57,12 +57,12 @@ class ImageCache:
             self._pixels = np.memmap(folder / "pixels", np.uint8, "r")
         except FileNotFoundError as error:
             raise Damaged(str(error)) from None
-        except OSError:  # of rights, say: another's cache is none to be made again
+        except OSError:  # a lack of rights, for example, is no reason to make the cache again
             raise
-        except Exception as error:  # whatever damaged bytes lead to
+        except Exception as error:  # damaged bytes can lead to any exception
             raise Damaged(str(error)) from None
         if places.dtype != PLACE or not np.array_equal(places["at"], np.arange(len(rows))):
-            raise Damaged("it is of other images")
+            raise Damaged("it holds other images")
         written = np.sort(places, order="offset")
         if _sound(written, len(rows), len(self._pixels)) < len(rows):
             raise Damaged("the pixels are not where they should be")
@@ -70,12 +70,12 @@ class ImageCache:
         self._rows, self._places = rows[order], places[order]
 
     def size(self, rows: np.ndarray) -> int:
-        """Bytes of the pictures of some rows."""
+        """Returns how many bytes the pictures of some rows `[n]` take."""
         places = self._places[self._rows.searchsorted(rows)]
         return int((3 * places["height"].astype(np.int64) * places["width"]).sum())
 
     def read(self) -> None:
-        """Reads the whole file, so that the system keeps it in memory, once for all processes that map it."""
+        """Reads the whole file once, so that the system keeps it in memory for all processes that map it."""
         for start in range(0, len(self._pixels), READ):
             self._pixels[start : start + READ].max()
 
@@ -84,7 +84,7 @@ class ImageCache:
         return bool(at < len(self._rows) and self._rows[at] == row)
 
     def image(self, row: int) -> Image.Image:
-        """The picture of a row, bit for bit."""
+        """Returns the picture of a row, with the same bits as when it was cached."""
         _, offset, height, width = self._places[self._rows.searchsorted(row)].tolist()
         pixels = self._pixels[offset : offset + 3 * height * width]
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
@@ -93,23 +93,25 @@ class ImageCache:
 def build_cache(
     records: Records, rows: np.ndarray, transform: Transform, settings: str, cache_dir: str | Path
 ) -> ImageCache:
-    """The cache of some rows. What is missing or damaged of it is made, by a thread a core.
+    """Opens the cache of some rows, and first makes what is missing or damaged, with one thread per core.
 
-    One process makes it; others that ask wait. What a killed one has made is kept, and the next goes on from there.
+    One process makes it while others wait. If that process is killed, the next one continues where it stopped.
 
     Args:
-        rows: `[n]` of the records.
-        transform: whose `first` is done.
-        settings: of the dataset, as far as they say what a picture is.
+        records: the dataset.
+        rows: `[n]`, rows of the records.
+        transform: its `first` step is what the cache keeps the result of.
+        settings: the options of the dataset that decide what the pictures look like.
         cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings, the transform, the versions of
             Pillow and torchvision, and every file's path, size and time.
 
     Raises:
-        UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
+        UserError: the images are no files, one of them cannot be read, or the folder cannot be written.
     """
     if (records.paths.files.sizes[rows] == NO_FILE).any():
         raise UserError(
-            f"The images of {records.name} do not lie in files of their own and need no cache: set dataset.cache=none."
+            f"The images of dataset {records.name} do not lie in files of their own and need no cache: set "
+            "dataset.cache=none."
         )
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
     stamps = (f"\n{stamp}" for stamp in records.stamps(rows))
@@ -122,20 +124,20 @@ def build_cache(
         said = f"another process is filling the image cache {folder}: waiting for it"
         with alone(folder / "lock", lambda: print(said, flush=True)):
             with suppress(Damaged):
-                return ImageCache(folder, rows)  # made meanwhile
+                return ImageCache(folder, rows)  # another process made it meanwhile
             _fill(folder, records, rows, transform)
     except OSError as error:
         raise UserError(
-            f"The image cache {folder} cannot be written or read ({error.strerror}): make room, choose another folder "
-            "with paths.cache_dir=FOLDER, or set dataset.cache=none."
+            f"The image cache {folder} cannot be written or read ({error.strerror}): free some disk space, choose "
+            "another folder with paths.cache_dir=FOLDER, or set dataset.cache=none."
         ) from error
     return ImageCache(folder, rows)
 
 
 def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform) -> None:
-    """Pixels reach the disk before the journal says where they lie: after a kill what it says is still right."""
+    """Makes the missing pictures. Pixels reach the disk before the journal lists them, so a kill leaves it right."""
     kept = _journal(folder, len(rows))
-    if not len(kept):  # others may have damaged ones mapped, which stay theirs
+    if not len(kept):  # removed and not overwritten: other processes may have the damaged files mapped
         for name in ("places.npy", "pixels", "journal"):
             (folder / name).unlink(missing_ok=True)
     end = 0 if not len(kept) else int(_end(kept)[-1])
@@ -177,7 +179,7 @@ def _fill(folder: Path, records: Records, rows: np.ndarray, transform: Transform
 
 
 def _journal(folder: Path, images: int) -> np.ndarray:
-    """Where pixels lie, in the order of writing; as far as entries are whole and sound."""
+    """Returns where pixels lie, in the order of writing, up to the first entry that is incomplete or wrong."""
     journal, pixels = folder / "journal", folder / "pixels"
     if not (journal.exists() and pixels.exists()):
         return np.empty(0, PLACE)
@@ -187,8 +189,7 @@ def _journal(folder: Path, images: int) -> np.ndarray:
 
 
 def _sound(places: np.ndarray, images: int, size: int) -> int:
-    """How many entries, from the first on, are sound: one behind the other within `size` bytes, each of another
-    image."""
+    """Counts the sound entries from the first on: adjacent, within `size` bytes, and each of a different image."""
     first = np.zeros(len(places), bool)
     first[np.unique(places["at"], return_index=True)[1]] = True
     sound = first & (places["at"] >= 0) & (places["at"] < images) & (places["height"] > 0) & (places["width"] > 0)
@@ -197,5 +198,5 @@ def _sound(places: np.ndarray, images: int, size: int) -> int:
 
 
 def _end(places: np.ndarray) -> np.ndarray:
-    """The offset behind each picture."""
+    """Returns the offset of the byte after each picture."""
     return places["offset"] + 3 * places["height"].astype(np.int64) * places["width"]

@@ -1,7 +1,8 @@
 """Cars196 (Krause et al. 2013): 196 models of cars; classes 1 to 98 train, 99 to 196 test.
 
-Either `cars_annos.mat car_ims/`, or `devkit/` with `cars_train_annos.mat cars_test_annos_withlabels.mat` and
-`cars_train/ cars_test/`. The division into `cars_train` and `cars_test` is that of classification and has no part here.
+There are two layouts: `cars_annos.mat car_ims/`, or `devkit/` with `cars_train_annos.mat
+cars_test_annos_withlabels.mat` beside `cars_train/ cars_test/`. The division into `cars_train` and `cars_test` is made
+for classification and is not used here.
 """
 
 import json
@@ -29,15 +30,15 @@ PARTS = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_wit
 def cars196(
     root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
-    """Whole photographs, or the cars alone.
+    """Reads Cars196: whole photographs, or the cars alone.
 
     Args:
-        root: a folder in one of the two layouts; where it has both, `cars_annos.mat` counts.
-        crop: `none`, or `box`: cut to the bounding box.
+        root: a folder in one of the two layouts; if it has both, `cars_annos.mat` is used.
+        crop: `none` for whole photographs, `box` to cut them to the bounding box.
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files missing or damaged, an annotation of another data set, or an option that is none.
+        UserError: files are missing or damaged, an annotation is of another data set, or an option is unknown.
     """
     if crop not in ("none", "box"):
         raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
@@ -49,7 +50,9 @@ def cars196(
         sources = [(_devkit(folder, name), f"{images}/") for images, name in PARTS.items()]
         folders = list(PARTS)
     else:
-        raise UserError(f"there is neither car_ims/ with {WHOLE} nor cars_train/ in {folder}: {how_to_get('cars196')}")
+        raise UserError(
+            f"there is neither car_ims/ with {WHOLE} nor cars_train/ or cars_test/ in {folder}: {how_to_get('cars196')}"
+        )
     items = [_item(row, path, before, crop) for path, before in sources for row in annotation(path)]
     items.sort(key=lambda item: int(item.label))  # stable: classes in their official order
     names = {str(number): name for number, name in enumerate(class_names(folder), 1)}
@@ -58,17 +61,19 @@ def cars196(
 
 
 def arrange(folder: Path) -> None:
-    """Re-packagings into the second layout: Kaggle's of whole folders (`cars_train/cars_train/`), Kaggle's by class
-    (`names.csv anno_train.csv anno_test.csv car_data/`), and Hugging Face's Parquet files (image, label from 0; without
-    boxes).
+    """Moves re-packaged files into the second layout.
+
+    Three re-packagings are known: Kaggle's with whole folders (`cars_train/cars_train/`), Kaggle's by class
+    (`names.csv anno_train.csv anno_test.csv car_data/`), and Hugging Face's Parquet files (image, label counted from 0;
+    no boxes).
 
     Args:
         folder: where the sources were unpacked.
 
     Raises:
-        UserError: a damaged file of a re-packaging.
+        UserError: a file of a re-packaging is damaged.
     """
-    for path in sorted(folder.rglob("cars_t*_annos*.mat")):  # browsers rename: cars_test_annos_withlabels (1).mat
+    for path in sorted(folder.rglob("cars_t*_annos*.mat")):  # browsers rename it: cars_test_annos_withlabels (1).mat
         name = PARTS["cars_test"] if "withlabels" in path.name else path.name
         (folder / "devkit").mkdir(exist_ok=True)
         path.rename(folder / "devkit" / name)
@@ -89,7 +94,7 @@ def arrange(folder: Path) -> None:
 
 
 def _from_classes(source: Path, folder: Path) -> None:
-    """`car_data/car_data/<part>/<class>/<file>` with lines `file,x1,y1,x2,y2,class`."""
+    """Arranges `car_data/car_data/<part>/<class>/<file>`, whose CSV files have lines `file,x1,y1,x2,y2,class`."""
     for images, name in PARTS.items():
         part = images.removeprefix("cars_")
         path = source / f"anno_{part}.csv"
@@ -99,7 +104,9 @@ def _from_classes(source: Path, folder: Path) -> None:
                 fname, *numbers = line.split(",")
                 x1, y1, x2, y2, number = (int(n) for n in numbers)
             except ValueError:
-                raise UserError(f"{path.name} has the line {line!r}, which is no file, box and class") from None
+                raise UserError(
+                    f"{path.name} has the line {line!r}, which is not file,x1,y1,x2,y2,class: the file is damaged"
+                ) from None
             rows.append((x1, y1, x2, y2, number, fname))
         (folder / images).mkdir(exist_ok=True)
         for file in sorted(source.glob(f"car_data/**/{part}/*/*.jpg")):
@@ -121,11 +128,11 @@ def _from_parquet(tables: list[Path], folder: Path, images: str) -> None:
 
 def _write_annotation(path: Path, rows: list[tuple[Any, ...]], names: tuple[str, ...]) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be one file with the user's
+    path.unlink(missing_ok=True)  # it may be a hard link to the user's file, which must not change
     savemat(path, {"annotations": np.array(rows, dtype=[(name, object) for name in names])})
 
 
-# Damaged files can crash scipy's reader with the process it runs in.
+# Run in a process of its own: a damaged file can crash scipy's reader together with its process.
 READ = """
 import json, sys
 import numpy as np
@@ -142,29 +149,32 @@ json.dump([names, rows], sys.stdout, default=lambda v: v.item() if isinstance(v,
 
 
 def annotation(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `.mat` file's `annotations` by the names of their fields.
+    """Reads the rows of `annotations` in a `.mat` file, each as field name -> value.
 
     Raises:
-        UserError: no such file, none that can be read, or one without such rows.
+        UserError: the file is missing, cannot be read, or has no rows with a class and a file name.
     """
     if not path.is_file():
         raise UserError(f"there is no {path}: {how_to_get('cars196')}")
     reader = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
     if reader.returncode:
         reason = (reader.stderr.strip().splitlines() or ["it crashes the reader"])[-1]
-        raise UserError(f"{path} is no MATLAB file that can be read ({reason}): {how_to_get('cars196')}")
+        raise UserError(f"{path} cannot be read as a MATLAB file ({reason}): {how_to_get('cars196')}")
     names, rows = json.loads(reader.stdout)
     if "class" not in names or ("relative_im_path" if path.name == WHOLE else "fname") not in names:
         raise UserError(
-            f"{path} has no annotations with a class and a file name, as those of Cars196 have (test labels are in "
-            f"{PARTS['cars_test']} alone): {how_to_get('cars196')}"
+            f"{path} has no annotations with a class and a file name, as Cars196 has (only {PARTS['cars_test']} has "
+            f"the test labels): {how_to_get('cars196')}"
         )
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def class_names(folder: Path) -> list[str]:
-    """What the cars are called, `AM General Hummer SUV 2000`, of `cars_annos.mat` or the devkit's `cars_meta.mat`;
-    nothing where neither says it of all 196, as re-packagings do not."""
+    """Reads the names of the 196 classes, such as `AM General Hummer SUV 2000`.
+
+    They are in `cars_annos.mat` or in the devkit's `cars_meta.mat`. Without a complete list, as in re-packagings, the
+    result is empty.
+    """
     for path in (folder / WHOLE, _devkit(folder, META)):
         if path.is_file():
             reader = subprocess.run(
@@ -177,7 +187,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 def _devkit(folder: Path, name: str) -> Path:
-    """In `devkit/`, or beside the images."""
+    """Returns the path of a devkit file: beside the images if it is there, else in `devkit/`."""
     return folder / name if (folder / name).exists() else folder / "devkit" / name
 
 

@@ -1,7 +1,7 @@
-"""Find the image files that do not decode before a run starts, not in its third hour.
+"""Finds image files that cannot be decoded before a run starts, instead of in its third hour.
 
-The outcome is remembered in the cache folder, so that the second start only looks at sizes and times. Images that do
-not lie in files of their own (rendered, or in a zip whose checksums were verified) need no check.
+The outcome is stored in the cache folder, so the next start only compares file sizes and times. Images that do not lie
+in files of their own (rendered ones, or those in a zip whose checksums were verified) need no check.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from dml.files import write_atomically
 
 
 def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Records:
-    """The records, once every image file is known to decode.
+    """Returns the records after checking that every image file can be decoded.
 
-    With `records.unreadable` = `stop`, any file that does not is an error; with `skip`, its row is left out with a
-    warning.
+    With `records.unreadable` = `stop`, a file that cannot be decoded is an error; with `skip`, its row is left out with
+    a warning.
 
     Raises:
-        UserError: names every file that does not decode.
+        UserError: some files cannot be decoded; the message names every one of them.
     """
     bad = check_images(records, np.arange(len(records)), cache_dir, workers)
     if not bad:
@@ -46,9 +46,12 @@ def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Recor
 
 
 def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, workers: int = 2) -> dict[int, str]:
-    """Those of `rows` `[n]` whose file cannot be decoded to its last pixel, ascending, and why.
+    """Finds the rows among `rows` `[n]` whose file cannot be decoded to its last pixel.
 
     Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
+
+    Returns:
+        Row -> reason why it cannot be decoded, rows ascending.
     """
     rows = rows[records.paths.files.sizes[rows] != NO_FILE]
     if not len(rows):
@@ -68,7 +71,7 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
 
 
 def digest(first: str, others: Iterable[str]) -> str:
-    """32 hexadecimal digits of these texts, one behind the other."""
+    """Returns the first 32 hexadecimal digits of the SHA-256 of these texts, joined."""
     found = hashlib.sha256()
     left = chain([first], others)
     while text := "".join(islice(left, CHUNK)):
@@ -80,14 +83,14 @@ def _decode_all(records: Records, rows: np.ndarray, workers: int) -> dict[int, E
     def fault(row: int) -> Exception | None:
         try:
             records.open_image(row)
-        except Exception as error:  # whatever PIL's decoders raise
-            return error.with_traceback(None)  # which would keep what was decoded
+        except Exception as error:  # PIL's decoders raise many types
+            return error.with_traceback(None)  # the traceback would keep the decoded pixels in memory
         return None
 
     bad: dict[int, Exception] = {}
     bar: Any = tqdm(total=len(rows), desc="checking images", leave=False, delay=1)
     with quiet(), ThreadPoolExecutor(max(1, workers)) as pool, bar:
-        for at in range(0, len(rows), CHUNK):  # what waits for a thread takes a kilobyte each
+        for at in range(0, len(rows), CHUNK):  # in parts, since every task waiting for a thread takes a kilobyte
             some = rows[at : at + CHUNK].tolist()
             for row, error in zip(some, pool.map(fault, some), strict=True):
                 bar.update()
@@ -97,12 +100,12 @@ def _decode_all(records: Records, rows: np.ndarray, workers: int) -> dict[int, E
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether it says something of the system (rights, memory, a disk that fails) rather than of the file's content."""
+    """Says whether the cause is the system (rights, memory, a failing disk) and not the content of the file."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None)
 
 
 def _remembered(memory: Path) -> dict[str, str] | None:
-    """None where there is no such file, or one that is damaged."""
+    """Returns path -> reason from an earlier check; None if there is no such file or it is damaged."""
     try:
         known = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -114,8 +117,9 @@ def _remembered(memory: Path) -> dict[str, str] | None:
 def _remember(memory: Path, bad: dict[str, str]) -> None:
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, json.dumps(bad))  # whole or not at all, whoever else is checking
+        write_atomically(memory, json.dumps(bad))  # another process may be checking the same files
     except OSError as error:
         raise UserError(
-            f"the cache folder {memory.parent} cannot be written ({error.strerror}): set paths.cache_dir"
+            f"the cache folder {memory.parent} cannot be written ({error.strerror}): choose another one with "
+            "paths.cache_dir=FOLDER"
         ) from error

@@ -1,9 +1,9 @@
 """CIFAR-100 (Krizhevsky 2009): 60,000 images of 32x32, 100 classes of 600 in 20 superclasses of 5.
 
-Official files at https://www.cs.toronto.edu/~kriz/cifar.html, in two layouts: binary (`train.bin`, `test.bin`) and
-Python (`train`, `test`, `meta`).
+The official files at https://www.cs.toronto.edu/~kriz/cifar.html come in two layouts: binary (`train.bin`, `test.bin`)
+and Python (`train`, `test`, `meta`).
 
-torchvision's `CIFAR100` was passed over: it reads the Python layout alone, and leaves out the superclasses.
+torchvision's `CIFAR100` is not used: it only reads the Python layout, and leaves out the superclasses.
 """
 
 import io
@@ -30,7 +30,7 @@ class Cifar100:
         images: `[60000,32,32,3]` uint8.
         classes: `[60000]` int64, 0..99.
         superclasses: `[60000]` int64, 0..19.
-        train: `[60000]` bool, of the official training part.
+        train: `[60000]` bool, True for images of the official training part.
         class_names, superclass_names: 100 and 20 names.
     """
 
@@ -50,10 +50,10 @@ class Cifar100:
 
 
 def cifar100(root: str) -> Cifar100:
-    """Reads `root`, or the official folder in it (`cifar-100-binary` or `cifar-100-python`).
+    """Reads CIFAR-100 from `root`, or from the official folder in it (`cifar-100-binary` or `cifar-100-python`).
 
     Raises:
-        UserError: no files there, files cut short, or a content that is not CIFAR-100's.
+        UserError: there are no files, or they are cut short or are not those of CIFAR-100.
     """
     for folder in (Path(root), Path(root) / "cifar-100-binary", Path(root) / "cifar-100-python"):
         if (folder / "train.bin").is_file():

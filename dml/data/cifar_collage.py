@@ -1,8 +1,9 @@
-"""CIFAR Collage (GSP, section 2.2 and Fig. 11): an image of the class sought among three of classes that do not count.
+"""CIFAR Collage (GSP, section 2.2 and Fig. 11): an image of the target class beside three background images.
 
-Built from CIFAR-100. Of its 20 superclasses four are backgrounds and 16 are targets. Within each, in the order of the
-official class numbers, the first three classes are for training (the paper: two to train, one to validate) and the last
-two for the test, backgrounds too. The label is the superclass, so that the test shows classes never seen.
+Built from CIFAR-100. Four of its 20 superclasses are backgrounds and 16 are targets. Within each superclass, in the
+order of the official class numbers, the first three classes are for training (in the paper two train and one
+validates) and the last two for the test; this holds for backgrounds too. The label is the superclass, and the test
+images are of classes that were never seen in training.
 """
 
 from typing import Literal
@@ -16,23 +17,24 @@ from dml.data.paths import Paths
 from dml.data.records import Records
 
 BACKGROUNDS = ("large_man-made_outdoor_things", "large_natural_outdoor_scenes", "trees", "flowers")
-TRAINING = 3  # classes of a superclass; the other two test
+TRAINING = 3  # training classes in each superclass; the other two are for the test
 QUARTERS = 4
 
 
 def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", seed: Seed = 0) -> Records:
-    """28,800 training and 19,200 test images: each image of a target class once, as a function of `seed` alone.
+    """Makes 28,800 training and 19,200 test images, one for each image of a target class.
 
-    A superclass appears as two classes of the records, `fish/train` and `fish/test`.
+    The result depends on `seed` alone. A superclass appears as two classes of the records, such as `fish/train` and
+    `fish/test`.
 
     Args:
         root: see `dml.data.cifar.cifar100`.
-        kind: `collage`, 64x64 of four images in random order, the target and three backgrounds of the same part;
-            `distilled`, the target alone, 32x32.
-        seed: of the backgrounds and places.
+        kind: `collage`: 64x64 pixels of four images in random order, the target and three backgrounds of the same part
+            (training or test). `distilled`: the target alone, 32x32.
+        seed: fixes which backgrounds are drawn, and the place of each image.
 
     Raises:
-        UserError: no CIFAR-100 in `root`, or an option that is none.
+        UserError: there is no CIFAR-100 in `root`.
     """
     cifar = cifar100(root)
     background = np.isin(cifar.superclasses, [cifar.superclass_names.index(name) for name in BACKGROUNDS])
@@ -68,7 +70,7 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
 
 
 def _training_classes(cifar: Cifar100) -> np.ndarray:
-    """`[100]` bool: the first three classes of each superclass."""
+    """Returns `[100]` bool: True for the first three classes of each superclass."""
     first = np.zeros(len(cifar.class_names), bool)
     for superclass in range(len(cifar.superclass_names)):
         first[np.flatnonzero(cifar.superclass_of == superclass)[:TRAINING]] = True
@@ -76,7 +78,7 @@ def _training_classes(cifar: Cifar100) -> np.ndarray:
 
 
 def _others(targets: np.ndarray, training: np.ndarray, background: np.ndarray, seed: int) -> np.ndarray:
-    """`[N,3]`: three different background images for each target, of its own part."""
+    """Draws `[N,3]`: three different background images for each target, from its own part (training or test)."""
     rng = np.random.default_rng([seed, 0])
     drawn = np.empty((len(targets), QUARTERS - 1), np.int64)
     for part in (True, False):

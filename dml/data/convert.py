@@ -1,4 +1,4 @@
-"""Weights that another framework published, into the file that a backbone loads as `imagenet`."""
+"""Converts weights that another framework published into the file that a backbone loads as `imagenet`."""
 
 import hashlib
 import os
@@ -22,19 +22,19 @@ PUBLISHED = {"googlenet_v1": googlenet_v1.PUBLISHED}
 
 
 def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
-    """The file of a backbone's ImageNet weights, made of a .caffemodel if it is not there.
+    """Returns the path of a backbone's ImageNet weights, and makes the file from a .caffemodel if it is missing.
 
     Args:
         name: of the backbone.
-        config: composed with it: `backbone.weights_dir` is where the file goes.
-        sources: the .caffemodel, a path or a URL.
+        config: composed with this backbone; the file goes into `backbone.weights_dir`.
+        sources: one .caffemodel, a path or a URL.
 
     Raises:
-        UserError: a backbone whose weights need no converting, no source or several, a source that is not of the
-            backbone, or a file that is there and does not fit. Nothing is left where the file was to be.
+        UserError: the backbone's weights need no conversion, there is not exactly one source, the source is not of this
+            backbone, or the existing file does not fit it. No incomplete file is left behind.
     """
     if name not in PUBLISHED:
-        raise UserError(f"weights={name} are not made of a .caffemodel: choose {', '.join(PUBLISHED)}.")
+        raise UserError(f"weights={name} needs no conversion from a .caffemodel: choose {', '.join(PUBLISHED)}.")
     path = weights_folder(config.backbone.weights_dir) / PUBLISHED[name].files[0]
     if path.exists():
         config.backbone.weights = str(path)
@@ -42,7 +42,7 @@ def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
         print(f"{path} is there already.")
         return path
     if len(sources) != 1:
-        raise UserError(f"weights={name} takes one source: {PUBLISHED[name].by_hand}.")
+        raise UserError(f"weights={name} takes exactly one source=FILE: {PUBLISHED[name].by_hand}.")
     downloads = path.with_name(f".{path.name}.downloads")
     path.parent.mkdir(parents=True, exist_ok=True)
     (source,) = given(sources[0], downloads, at_most=LARGEST)
@@ -57,7 +57,7 @@ def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
         os.fsync(file.fileno())
     digest = hashlib.sha1(source.read_bytes(), usedforsecurity=False).hexdigest()
     known = digest == PUBLISHED[name].sha1
-    said = "as it was" if known else "which is not the one that was"
-    print(f"{path}: {len(weights)} tensors of {source.name}, {said} published.")
+    said = "which is the published file" if known else "which differs from the published file"
+    print(f"{path}: {len(weights)} tensors of {source.name}, {said}.")
     shutil.rmtree(downloads, ignore_errors=True)
     return path

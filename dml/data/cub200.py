@@ -1,6 +1,6 @@
 """CUB-200-2011 (Wah et al. 2011): 200 species of birds; the first 100 train, the last 100 test.
 
-`images.txt image_class_labels.txt bounding_boxes.txt images/`
+Layout: `images.txt image_class_labels.txt bounding_boxes.txt images/`.
 """
 
 from pathlib import Path
@@ -18,15 +18,15 @@ PUBLISHED = {"train": [(100, 5864)], "test": [(100, 5924)]}
 def cub200(
     root: str, crop: Literal["none", "box"] = "none", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
-    """Whole photographs, or the birds alone.
+    """Reads CUB-200-2011: whole photographs, or the birds alone.
 
     Args:
         root: the folder `CUB_200_2011`.
-        crop: `none`, or `box`: cut to the bounding box.
+        crop: `none` for whole photographs, `box` to cut them to the bounding box.
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files missing or damaged, or an option that is none.
+        UserError: files are missing or damaged, or an option is unknown.
     """
     if crop not in ("none", "box"):
         raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
@@ -55,7 +55,7 @@ def _by_image(path: Path) -> dict[str, str]:
 
 
 def _boxes(path: Path) -> dict[str, Box]:
-    """`<image> <x> <y> <width> <height>`."""
+    """Reads lines `<image> <x> <y> <width> <height>`."""
     found = {}
     for key, *numbers in lines(path, 5, dataset="cub200"):
         try:

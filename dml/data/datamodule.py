@@ -1,7 +1,7 @@
 """Batches for training and evaluation: `{"image": [B,3,H,W], "label": [B], "index": [B]}`.
 
-`index` is the row of the records. Training labels are 0..C_train-1, as proxies need them; evaluation keeps the labels
-of the records.
+`index` is the row of each image in the records. Training labels are renumbered to 0..C_train-1, as proxies need them;
+evaluation keeps the labels of the records.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,37 +27,38 @@ from dml.models.backbones.stem import Stem
 from dml.models.stored import Stored
 from dml.process import cores, leave_to_the_parent, runs_at_once
 
-MOST_WORKERS = 16  # more wait for one another, and for the disk
+MOST_WORKERS = 16  # more of them only wait for one another and for the disk
 
 
 class DataModule(LightningDataModule):
-    """Serves one split of some records.
+    """Serves the training and evaluation batches of one split of a dataset.
 
-    Workers, ranks and a resume change no training batch: the sampler and the augmentation are functions of
-    (seed, step, place in the global batch). A training loader starts at the trainer's global step and never ends.
+    The number of workers, the number of ranks and a resume change no training batch: the sampler and the augmentation
+    depend on (seed, step, place in the global batch) alone. A training loader starts at the trainer's global step and
+    never ends.
 
     Args:
         records: the dataset.
-        train_rows: rows `[N]` to train on; the sampler's positions count along them.
-        query_rows, gallery_rows: rows to evaluate on; no gallery: the queries are the gallery.
+        train_rows: rows `[N]` to train on; the sampler's positions are indices into them.
+        query_rows, gallery_rows: rows to evaluate on; without a gallery the queries are the gallery.
         sampler: made for the labels of `train_rows`.
         train_transform, test_transform: RGB image -> `[3,H,W]`.
         seed: of the augmentation.
-        num_workers: processes for each loader; 0 loads in the main process, `auto` takes this device's share of the
-            cores, where several runs share the machine of this run's, 16 at most; none on a CPU with a cache, where
-            they would take more from the training's threads than they give (experiments/bench/training.py).
+        num_workers: processes for each loader; 0 loads in the main process. `auto` takes at most 16, and this device's
+            share of the cores (divided again if several runs share the machine); none on a CPU with a cache, where
+            workers would cost the training's threads more than they give (experiments/bench/training.py).
         eval_batch_size: images that are embedded at a time.
-        train_cache, test_cache: of what the transforms do first; None: it is done each time.
-        features: what to keep of the network's frozen stages; `store_features` has to be called then.
-        on_device: pictures of the caches are copied to the device of the training, where batches are cut out of them:
-            all pictures, or those to train on where no more fit.
+        train_cache, test_cache: the results of the transforms' first step; None: that step is done each time.
+        features: which outputs of the network's frozen stages to keep; `store_features` has to be called then.
+        on_device: copy the cached pictures to the training device and cut batches out of them there: all pictures, or
+            only the training pictures if no more fit.
 
     Attributes:
-        batch_rows: `[b]`, rows of the records of the batch that is trained on, for the host: to read them off the batch
-            would be to wait for its device.
+        batch_rows: `[b]`, rows of the records in the current training batch, on the host: reading them from the batch
+            would wait for the device.
 
     Raises:
-        UserError: (on iteration) an image that cannot be read, by name, also from a worker process.
+        UserError: (on iteration) an image cannot be read; the message names it, also from a worker process.
     """
 
     batch_rows: np.ndarray
@@ -103,7 +104,7 @@ class DataModule(LightningDataModule):
     def num_workers(self) -> int:
         if self._workers != "auto":
             return self._workers
-        if self._stored[0] is not None:  # there is nothing left to do
+        if self._stored[0] is not None:  # stored features leave nothing for workers to do
             return 0
         if self.train_cache is not None and self.device.type == "cpu":
             return 0
@@ -116,7 +117,7 @@ class DataModule(LightningDataModule):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """`data/<part>/images` and `classes` of train and test; of query and gallery where those are apart."""
+        """`data/<part>/images` and `data/<part>/classes` for train and test, and for a separate query and gallery."""
         parts = {"train": self.train_rows, "test": self.eval_rows}
         if self.gallery_rows is not None:
             parts |= {"query": self.query_rows, "gallery": self.gallery_rows}
@@ -130,21 +131,21 @@ class DataModule(LightningDataModule):
         return {"data": self._fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises UserError where the run was trained on other data."""
+        """Raises UserError if the checkpoint was trained on other data."""
         changed = difference(state_dict["data"], self._fingerprint)
         if changed:
             raise UserError(
-                f"the data set {self.records.name} is not the one that this run was trained on so far ({changed}): put "
-                "back what it was, or train anew in another folder, with paths.output_dir=FOLDER"
+                f"the data set {self.records.name} is not the one that this run was trained on so far ({changed}): "
+                "restore the former data, or start a new training in another folder with paths.output_dir=FOLDER"
             )
 
     def train_dataloader(self) -> DataLoader[Item]:
-        """Endless; batches of `sampler.batch_size` / ranks, from the trainer's global step on.
+        """Returns an endless loader of batches of `sampler.batch_size` / ranks, from the trainer's global step on.
 
-        Its length is that of the whole run, as Lightning counts it.
+        Its length is the number of steps of the whole run, as Lightning counts it.
         """
         self.sampler.rank, self.sampler.world_size = self._ranks()
-        repeats = getattr(self.trainer, "overfit_batches", 0)  # always the first batches, after a resume too
+        repeats = getattr(self.trainer, "overfit_batches", 0)  # repeats the first batches, after a resume too
         held, stored = self._on_the_device()[0], self._stored[0]
         of = (self.records, self.train_transform, self.train_cache, self.device, held, stored)
         return Stream(
@@ -158,17 +159,20 @@ class DataModule(LightningDataModule):
 
     @property
     def device(self) -> torch.device:
-        """Of the training; without a trainer, the CPU."""
+        """The training device; the CPU without a trainer."""
         return self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
 
     def check_room(self, device: torch.device) -> None:
-        """Raises UserError where images are to be on a device and those of training do not fit."""
+        """Raises UserError if the images have to be held on the device and the training images do not fit."""
         if self._on_device:
             assert self.train_cache is not None
             check_fit(self.train_cache, self.train_rows, device)
 
     def _on_the_device(self) -> tuple[OnDevice | None, OnDevice | None]:
-        """Images of training and of evaluation, copied at the first call; None where they are read instead."""
+        """Returns the training and evaluation images on the device, copied at the first call.
+
+        None: the images are read from their files or the cache instead.
+        """
         if self._held is None and self._on_device:
             assert self.train_cache is not None
             assert self.test_cache is not None
@@ -178,12 +182,13 @@ class DataModule(LightningDataModule):
     def store_features(
         self, stem: Stem, device: torch.device, precision: Callable[[], AbstractContextManager[Any]]
     ) -> None:
-        """Has all images, and augmented copies of those to train on, pass the frozen stages once; batches are stored
-        features from then on.
+        """Computes the features of all images, and of augmented copies of the training images, at the frozen stages.
+
+        From then on batches hold these stored features in place of images.
 
         Args:
-            stem: on the device.
-            precision: in which training and evaluation compute.
+            stem: the frozen stages, on the device.
+            precision: opens the context in which training and evaluation compute.
 
         Raises:
             UserError: as `build_store`.
@@ -217,37 +222,38 @@ class DataModule(LightningDataModule):
         self._stored = own, whole
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Lightning's, before a batch leaves the host."""
+        """Keeps the rows of a training batch before it leaves the host; Lightning calls this."""
         if self.trainer is not None and self.trainer.training:
             self.batch_rows = batch["index"].numpy()
         return batch
 
     def test_images(self, rows: np.ndarray) -> Tensor:
-        """Some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
+        """Returns some images as evaluation sees them, `[N,3,H,W]` in 0..1."""
         return torch.stack([self.test_transform(self.records.image(int(row))) for row in rows])
 
     def val_dataloader(self) -> DataLoader[Item]:
-        """Queries, then gallery, for `trainer.validate`: Lightning deals them out to ranks."""
+        """Returns a loader of queries, then gallery, for `trainer.validate`; Lightning divides it among the ranks."""
         return self._loader(self.eval_rows, batch_size=self.eval_batch_size)
 
     def predict_dataloader(self) -> DataLoader[Item]:
-        """Queries, then gallery, for `trainer.predict`: Lightning deals them out to ranks."""
+        """Returns a loader of queries, then gallery, for `trainer.predict`; Lightning divides it among the ranks."""
         return self._loader(self.eval_rows, batch_size=self.eval_batch_size)
 
     def eval_dataloader(self, rows: Sequence[int] | np.ndarray) -> DataLoader[Item]:
-        """Any rows as evaluation sees them, in batches that are the same for any number of ranks, dealt out in turn.
+        """Returns a loader of any rows as evaluation sees them.
 
-        A rank without a batch repeats the first one: whoever puts the ranks' batches together drops what comes twice.
+        The batches are the same for any number of ranks, and the ranks take them in turn. A rank without a batch
+        repeats the first one; the caller that joins the ranks' batches has to drop repeated rows.
         """
         rank, world_size = self._ranks()
-        places = range(len(rows))  # whose parts are ranges too: a few bytes a batch
+        places = range(len(rows))  # slices of a range are ranges: a few bytes a batch
         batches = [places[at : at + self.eval_batch_size] for at in places[:: self.eval_batch_size]]
         return self._loader(rows, batch_sampler=batches[rank::world_size] or batches[:1])
 
     def _loader(self, rows: Sequence[int] | np.ndarray, **batches: Any) -> DataLoader[Item]:
         held, stored = self._on_the_device()[1], self._stored[1]
         of = (self.records, self.test_transform, self.test_cache, self.device, held, stored)
-        # What is on the device takes less time than to start workers.
+        # Images on the device are ready before workers would have started.
         carried_out = self._carried_out(0 if held is not None else self.num_workers)
         return Loader(EvalSet(np.asarray(rows), *of), **batches, **carried_out)
 

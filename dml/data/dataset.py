@@ -1,4 +1,4 @@
-"""The data set of a configuration."""
+"""Opens the data set of a configuration."""
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
@@ -9,15 +9,15 @@ from dml.errors import UserError
 
 
 def open_dataset(config: DictConfig) -> Records:
-    """The records of the configured data set. Raises UserError for what is missing or damaged."""
+    """Returns the records of the configured data set. Raises UserError if files are missing or damaged."""
     options = config.dataset.copy()
     OmegaConf.set_struct(options, False)
-    options.pop("cache")  # of all data sets: see _caches
+    options.pop("cache")  # no option of a single data set: dml.training.build makes the caches
     try:
         return instantiate(options)
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno:
-            raise UserError(f"{cause.filename or 'the data'} cannot be read ({cause.strerror}): mend that, or name "
-                            "another place with dataset.root.") from error  # fmt: skip
+            raise UserError(f"{cause.filename or 'the data'} cannot be read ({cause.strerror}): make it readable, or "
+                            "set dataset.root to another folder.") from error  # fmt: skip
         raise

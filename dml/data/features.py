@@ -1,7 +1,8 @@
-"""Features of images, computed once by the frozen first stages of a network, in a file that all runs map into memory.
+"""The feature store: features of images, computed once by the frozen first stages of a network, in one mapped file.
 
-A store is to a network what `dml.data.cache` is to a picture: a training on it, and an evaluation, begin behind those
-stages. safetensors and HDF5 were passed over, as for images: rows of known shape need no format.
+Training and evaluation read the features and begin after the frozen stages, as they read pictures from `dml.data.cache`
+and begin after the first step of a transform. All runs map the same file into memory. safetensors and HDF5 are not
+used, as for images: rows of known shape need no format.
 """
 
 import json
@@ -28,11 +29,11 @@ from dml.models.stored import Stored
 
 @dataclass(frozen=True)
 class KeptFeatures:
-    """What `dataset.cache=features` keeps, and where.
+    """The features that `dataset.cache=features` keeps, and where.
 
     Attributes:
-        copies: of each training image, as the training transform draws them; None: that one draws nothing.
-        train, test: all that says what the two transforms make of a file.
+        copies: augmented copies of each training image; None: the training transform is not random.
+        train, test: texts that identify the results of the training and of the test transform.
         cache_dir: see `paths.cache_dir`.
     """
 
@@ -43,16 +44,16 @@ class KeptFeatures:
 
 
 class FeatureStore:
-    """Features of some rows, of so many copies of each image.
+    """The stored features of some rows, k copies of each image.
 
     Args:
-        folder: a finished one, of `build_store`.
+        folder: a complete store, made by `build_store`.
         rows: `[n]`, ascending.
-        copies: k.
+        copies: k, copies of each image.
 
     Raises:
-        Damaged: files that are not there, or damaged.
-        OSError: files that cannot be read.
+        Damaged: files of the store are missing or damaged.
+        OSError: the files cannot be read.
     """
 
     def __init__(self, folder: Path, rows: np.ndarray, copies: int) -> None:
@@ -66,15 +67,15 @@ class FeatureStore:
         except (ValueError, KeyError, TypeError) as error:
             raise Damaged(str(error)) from None
         if (folder / "features").stat().st_size != self._features.nbytes:
-            raise Damaged("it is of other images")
+            raise Damaged("it holds other images")
         self._rows, self.copies = rows, copies
 
     def place(self, row: int, copy: int = 0) -> int:
-        """Where the features of a copy of a row lie."""
+        """Returns the index at which the features of a copy of a row lie in the store."""
         return int(self._rows.searchsorted(row)) * self.copies + copy
 
     def batch(self, places: Tensor, device: torch.device) -> Stored:
-        """Places `[B]` -> their features, on a device."""
+        """Returns the features at places `[B]`, on a device."""
         features = torch.from_numpy(self._features[places.numpy()])
         return Stored.of(features.to(device, non_blocking=True), self.stage, self.tokens, self.height)
 
@@ -88,26 +89,27 @@ def build_store(
     batches: Callable[[int], Iterable[Stored]],
     cache_dir: str | Path,
 ) -> FeatureStore:
-    """The store of some rows; what is missing of it is computed.
+    """Opens the feature store of some rows, and first computes what is missing of it.
 
-    One process computes; others that ask wait. What a killed one has computed is kept, and the next goes on from there.
+    One process computes while others wait. If that process is killed, the next one continues where it stopped.
 
     Args:
-        rows: `[n]` of the records, ascending.
-        copies: k, of each.
-        settings: all that the features of a file follow from: transform, network, precision.
-        blank: features of one image, `[1,T,C]`.
-        batches: features of all places from a given one on: copies of the first row, of the second, ...
+        records: the dataset.
+        rows: `[n]`, rows of the records, ascending.
+        copies: k, copies of each image.
+        settings: text that identifies all that the features depend on: transform, network, precision.
+        blank: computes the features of one image, `[1,T,C]`; their shape is that of all.
+        batches: computes the features of all places from a given one on: k copies of the first row, of the second, ...
         cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings and of every file's path, size and
             time.
 
     Raises:
-        UserError: images that are no files, one that cannot be read, or a folder that cannot be written.
+        UserError: the images are no files, one of them cannot be read, or the folder cannot be written.
     """
     if (records.paths.files.sizes[rows] == NO_FILE).any():
         raise UserError(
-            f"The images of {records.name} do not lie in files of their own, and no cache knows whether they changed: "
-            "set dataset.cache=none."
+            f"The images of dataset {records.name} do not lie in files of their own, so a cache cannot tell whether "
+            "they changed: set dataset.cache=none."
         )
     key = digest(settings, (f"\n{stamp}" for stamp in records.stamps(rows)))
     folder = Path(cache_dir) / f"features-{key}"
@@ -118,21 +120,21 @@ def build_store(
         said = f"another process is filling the feature cache {folder}: waiting for it"
         with alone(folder / "lock", lambda: print(said, flush=True)):
             with suppress(Damaged):
-                return FeatureStore(folder, rows, copies)  # made meanwhile
+                return FeatureStore(folder, rows, copies)  # another process made it meanwhile
             _fill(folder, len(rows) * copies, blank(), batches)
     except OSError as error:
         raise UserError(
-            f"The feature cache {folder} cannot be written or read ({error.strerror}): make room, choose another "
-            "folder with paths.cache_dir=FOLDER, or set dataset.cache=none."
+            f"The feature cache {folder} cannot be written or read ({error.strerror}): free some disk space, choose "
+            "another folder with paths.cache_dir=FOLDER, or set dataset.cache=none."
         ) from error
     return FeatureStore(folder, rows, copies)
 
 
 def _fill(folder: Path, images: int, blank: Stored, batches: Callable[[int], Iterable[Stored]]) -> None:
-    """Whole images reach the disk in order: after a kill, those that are there are kept."""
+    """Computes what is missing. Whole images reach the disk in order, so those written before a kill are kept."""
     (folder / "store.json").unlink(missing_ok=True)
     part, size = folder / "features.part", blank[0].numel() * 4
-    (folder / "features").unlink(missing_ok=True)  # others may have a damaged one mapped, which stays theirs
+    (folder / "features").unlink(missing_ok=True)  # not overwritten: other processes may have the damaged file mapped
     done = min(part.stat().st_size // size, images) if part.exists() else 0
     bar: Any = tqdm(total=images, initial=done, desc="computing features", delay=1)
     with part.open("r+b" if done else "wb") as file, bar:

@@ -1,6 +1,6 @@
-"""A file from a URL, resumed where it broke off; no longer than it should be, and not for ever.
+"""Downloads a file from a URL: resumes a broken download, and limits its size and how slow the server may be.
 
-torch.hub, pooch and torchvision's download_url were passed over: none of them resumes.
+torch.hub, pooch and torchvision's download_url are not used: none of them resumes.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ ATTEMPTS = 5
 PAUSE = 1.0  # seconds after the first attempt, doubled each time
 TIMEOUT = 60.0
 BLOCK = 2**18
-GRACE = 60.0  # seconds in which a server may be as slow as it likes
-SLOWEST = 1000  # bytes a second over that time
+GRACE = 60.0  # seconds over which the speed is measured
+SLOWEST = 1000  # bytes a second that a server has to send at least, on average over that time
 SPARE = 10**9  # bytes that are left free on the disk
 
 
@@ -45,22 +45,24 @@ class _BrokeOff(Exception):
 
 
 def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None = None) -> None:
-    """Downloads `url` to `path`, unless it is there.
+    """Downloads `url` to `path`, unless the file is there already.
 
-    What has come so far is kept in `<path>.part`, and beside it what the server said of the file: the rest is taken of
-    the same file only. A connection that breaks off is tried again a few times.
+    An incomplete download is kept in `<path>.part`, with a note beside it of how the server identified the file, so
+    that only the same file is continued. A broken connection is tried again, `ATTEMPTS` times in all.
 
     Args:
-        md5: of the whole file, where it is known.
-        at_most: bytes that the file may have, where something of it is known; in any case what the disk has to spare.
+        url: begins with http:// or https://.
+        path: of the new file.
+        md5: of the whole file, if it is known.
+        at_most: the most bytes that the file may have, if a limit is known; the free disk space limits it in any case.
 
     Raises:
-        UserError: no answer or one slower than `SLOWEST`, a web page instead of a file, a larger file than it may be,
-            or another one than `md5` says; the latter three are not kept.
+        UserError: the server does not answer or is slower than `SLOWEST`, sends a web page in place of a file, a larger
+            file than allowed, or one whose MD5 is not `md5`. In the last three cases what was sent is not kept.
     """
     if not path.exists():
         if not url.lower().startswith(("http://", "https://")):
-            raise UserError(f"{url} is no address that can be fetched: give one with http:// or https://.")
+            raise UserError(f"{url} is no address that can be fetched: give one that begins with http:// or https://.")
         part = path.with_name(f"{path.name}.part")
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -78,7 +80,7 @@ def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None =
             except ValueError as error:
                 raise UserError(f"{url} is no address that can be fetched ({error}).") from None
         else:
-            kept = f" {part.stat().st_size} bytes are kept, and the next start goes on." if part.exists() else ""
+            kept = f" {part.stat().st_size} bytes are kept, and the next start continues." if part.exists() else ""
             raise UserError(f"{url} cannot be fetched ({reason}).{kept}") from None
         os.replace(part, path)
         _note(part).unlink(missing_ok=True)
@@ -87,11 +89,13 @@ def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None =
             found = hashlib.file_digest(file, "md5").hexdigest()
         if found != md5:
             path.unlink()
-            raise UserError(f"{url} gives another file than the known one (MD5 {found}, known {md5}): it was not kept.")
+            raise UserError(
+                f"{url} gives another file than the expected one (its MD5 is {found}, expected {md5}): it was not kept."
+            )
 
 
 def _note(part: Path) -> Path:
-    """What the server said of the file of which this is a part."""
+    """Returns the path of the note that says which file of which server the part belongs to."""
     return part.with_name(f"{part.name}.json")
 
 
@@ -104,9 +108,10 @@ def _said(part: Path) -> dict[str, Any]:
 
 
 class _Paced(io.RawIOBase):
-    """What comes from a server, headers and all; an error where it comes too slowly, which a timeout does not see.
+    """A stream of all that a server sends, headers included, that fails if it comes too slowly.
 
-    The time before the first byte is the timeout's: a server may think before it answers.
+    A timeout alone does not notice slow sending. The wait for the first byte is left to the timeout, since a server may
+    need time before it answers.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -158,7 +163,7 @@ class _SecureHandler(HTTPSHandler):
 
 
 def _open(request: Request) -> Any:
-    """urllib's `open`, for http and https alone."""
+    """Opens a request as urllib does, but only for http and https."""
     opener = OpenerDirector()
     kinds = (ProxyHandler, UnknownHandler, _Handler, _SecureHandler, HTTPRedirectHandler)
     for kind in (*kinds, HTTPDefaultErrorHandler, HTTPErrorProcessor):
@@ -167,7 +172,7 @@ def _open(request: Request) -> Any:
 
 
 def _take_on(url: str, part: Path, at_most: int | None) -> None:
-    """Fetches what is lacking of the file, or all of it where the server cannot go on."""
+    """Fetches the missing rest of the file, or all of it if the server cannot continue."""
     have = part.stat().st_size if part.exists() else 0
     note = _said(part) if have else {}
     headers = {"User-Agent": "dml", "Accept-Encoding": "identity"}
@@ -176,27 +181,27 @@ def _take_on(url: str, part: Path, at_most: int | None) -> None:
     try:
         answer = _open(Request(quote(url, safe="%/:?&=#+,;@~!$'()*[]"), headers=headers))
     except HTTPError as error:
-        if error.code != 416:  # there is nothing after what we have
+        if error.code != 416:  # 416: the file has no bytes after those we have
             raise
         error.close()
         if have == note.get("size"):
             return
         part.unlink()
-        raise _BrokeOff("the server has less than was fetched") from None
+        raise _BrokeOff("the server's file is shorter than the part fetched so far") from None
     with answer:
         if "text/html" in answer.headers.get("Content-Type", ""):
-            raise UserError(f"{url} gives a web page and no file: it wants a login, or is dead.")
+            raise UserError(f"{url} gives a web page and no file: the address is dead or wants a login.")
         goes_on = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if answer.status == 206 and not goes_on:
             part.unlink(missing_ok=True)
-            raise _BrokeOff("the server gave another part than was asked for")
+            raise _BrokeOff("the server sent another part of the file than the one asked for")
         length = int(answer.headers["Content-Length"]) if "Content-Length" in answer.headers else None
         size = None if length is None else length + (have if goes_on else 0)
         if not goes_on:
             mark = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-            if mark.startswith("W/"):  # of a weak one servers must not go on
+            if mark.startswith("W/"):  # a weak ETag does not allow a download to be continued
                 mark = ""
-            part.unlink(missing_ok=True)  # before what is said of another file
+            part.unlink(missing_ok=True)  # removed first, or the note would describe another file than this part
             write_atomically(_note(part), json.dumps({"url": url, "is": mark, "size": size}))
         start = have if goes_on else 0
         bound = _Bound(url, part, start, at_most)
@@ -206,7 +211,7 @@ def _take_on(url: str, part: Path, at_most: int | None) -> None:
 
 
 class _Bound:
-    """How many bytes a file may have: `limit`, of what is known of it and what the disk has to spare."""
+    """The most bytes that a file may have: `limit`, the smaller of the known limit and the free disk space."""
 
     def __init__(self, url: str, part: Path, start: int, at_most: int | None) -> None:
         self._url, self._part = url, part
@@ -214,13 +219,13 @@ class _Bound:
         self.limit = self._room if at_most is None else min(self._room, at_most)
 
     def error(self, has: str) -> UserError:
-        """Of a file that has more; what has come of it goes."""
+        """Removes what was fetched of a file that is too large, and returns the error to raise."""
         self._part.unlink(missing_ok=True)
         _note(self._part).unlink(missing_ok=True)
         if self.limit < self._room:
-            at_most = f"the file should have {self.limit / 1e9:.2f} GB at most: it is another one, and was not kept"
+            at_most = f"the file should have {self.limit / 1e9:.2f} GB at most: it is a wrong file and was not kept"
         else:
-            at_most = f"{self._part.parent} has {self._room / 1e9:.2f} GB to spare: make room"
+            at_most = f"{self._part.parent} has {self._room / 1e9:.2f} GB to spare: free some disk space"
         return UserError(f"{self._url} {has}, and {at_most}.")
 
 

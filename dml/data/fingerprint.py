@@ -1,4 +1,4 @@
-"""Which data these are: so that a run does not go on with others."""
+"""The fingerprint of a dataset, by which a resumed run notices that its data changed."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,15 +14,17 @@ Fingerprint = dict[str, str | int]
 
 
 def fingerprint(records: Records) -> Fingerprint:
-    """The same for the same images, in whatever order and under whatever folder; ten seconds for ten million.
+    """Computes the fingerprint of a dataset, which does not depend on the order of images or the folder above them.
+
+    It takes ten seconds for ten million images.
 
     Returns:
-        `digest` of all images' paths (relative to the folder that holds them all), sizes where they are files, classes,
-        roles, cameras and boxes; and `images`, `classes` and `bytes` in all, to tell what changed.
+        `digest`: a hash of all images' paths (relative to the folder that holds them all), file sizes, classes, roles,
+        cameras and boxes. `images`, `classes` and `bytes`: totals, to say what changed.
     """
     sizes = np.maximum(records.paths.files.sizes, 0)
     paths = records.paths
-    if _ascend(paths):  # then lines that begin with them do too
+    if _ascend(paths):  # then the lines, which begin with the paths, ascend too and need no sorting
         digest = _digest(_lines(records, sizes, _common_folder(paths[0], paths[-1])))
     else:
         ends = min(map(min, paths.chunks())), max(map(max, paths.chunks()))
@@ -36,7 +38,7 @@ def fingerprint(records: Records) -> Fingerprint:
 
 
 def _ascend(paths: Paths) -> bool:
-    """Whether they come in the order of names, each once."""
+    """Says whether the paths are in ascending order without repetition."""
     last = ""
     for chunk in paths.chunks():
         if not last < chunk[0] or not all(map(lt, chunk, chunk[1:])):
@@ -46,13 +48,13 @@ def _ascend(paths: Paths) -> bool:
 
 
 def _common_folder(first: str, last: str) -> int:
-    """The length of the path of the folder that holds all, by the first and the last in the order of names."""
+    """Returns how many characters the folder that holds all images has, given the first and the last sorted path."""
     folders = zip(first.split("/")[:-1], last.split("/")[:-1], strict=False)
     return sum(len(a) + 1 for a, _ in takewhile(lambda pair: pair[0] == pair[1], folders))
 
 
 def _lines(records: Records, sizes: np.ndarray, root: int) -> Iterator[list[str]]:
-    """What is said of each image, its path from character `root` on; `CHUNK` images at a time."""
+    """Yields the lines to hash, one per image, `CHUNK` at a time; paths begin at character `root`."""
     for number, paths in enumerate(records.paths.chunks()):
         rows = slice(number * CHUNK, number * CHUNK + len(paths))
         cameras = [-1] * len(paths) if records.cameras is None else records.cameras[rows].tolist()
@@ -71,7 +73,7 @@ def _sorted(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _digest(chunks: Iterator[list[str]]) -> str:
-    """Of all lines, with a newline between any two."""
+    """Returns the SHA-256 of all lines, joined by newlines."""
     found, between = hashlib.sha256(), ""
     for chunk in chunks:
         found.update((between + "\n".join(chunk)).encode("utf-8", "surrogateescape"))
@@ -80,7 +82,7 @@ def _digest(chunks: Iterator[list[str]]) -> str:
 
 
 def difference(before: Fingerprint, now: Fingerprint) -> str:
-    """What changed, in words; empty where nothing did."""
+    """Says in words what changed between two fingerprints; empty if nothing did."""
     if before["digest"] == now["digest"]:
         return ""
     counted = [
@@ -88,4 +90,4 @@ def difference(before: Fingerprint, now: Fingerprint) -> str:
         for what in ("images", "classes", "bytes")
         if before[what] != now[what]
     ]
-    return "; ".join(counted) or "as many images and bytes, of other names, classes or sides"
+    return "; ".join(counted) or "as many images and bytes, but other names, classes, roles, cameras or boxes"

@@ -1,4 +1,7 @@
-"""Any `root/class/image.jpg` tree, or a deeper one, or what a CSV file lists, split into training and test classes."""
+"""A user's own images as a dataset: a folder of class folders, or images that a CSV file lists.
+
+The classes are split into training and test classes.
+"""
 
 import os
 import unicodedata
@@ -24,26 +27,27 @@ def folder(
     depth: Literal["class", "leaf"] = "class",
     unreadable: Unreadable = "stop",
 ) -> Records:
-    """Read a tree with one folder a class.
+    """Reads a tree with one folder per class, or the images that a CSV file lists.
 
-    Classes and images are taken in the order of their names. Hidden entries and files without an image suffix (of
-    `SUFFIXES`, upper or lower case) are passed over.
+    Classes and images are taken in the order of their names. Hidden entries and files without an image suffix (one of
+    `SUFFIXES`, in upper or lower case) are ignored.
 
     Args:
-        root: the folder of class folders, or what the paths of `csv` begin at.
-        name: the dataset's, for reports.
-        train_fraction: this share of the classes trains, the first in order of names (rounded to whole classes); the
-            rest tests. Not used where `csv` has a split.
-        csv: a file whose first line names its columns. `label,split`: a line a class of the tree, train or test.
-            `path,label`: a line an image, and as wanted `split` (train, test, query or gallery), `camera` (a whole
-            number) and `box` (left upper right lower, in pixels, which is cut out; empty: the whole image).
-        depth: `class`: the folders in `root` are the classes. `leaf`: every folder below that holds images is one, and
-            is called by its path, as `Fruit/Apple`; where all of them lie in `train` and `test`, these are the split.
+        root: the folder of class folders, or the folder that the paths in `csv` are relative to.
+        name: of the dataset, for reports.
+        train_fraction: the share of the classes to train on, the first in order of names (rounded to whole classes);
+            the rest are test classes. Not used if `csv` has a split.
+        csv: a file whose first line names its columns. With `label,split` each line is a class of the tree and its
+            split, train or test. With `path,label` each line is an image; the columns `split` (train, test, query or
+            gallery), `camera` (a whole number) and `box` (left upper right lower, in pixels, to be cut out; empty for
+            the whole image) may be added.
+        depth: `class`: the folders in `root` are the classes. `leaf`: every folder below `root` that holds images is a
+            class, named by its path, such as `Fruit/Apple`; if all of them lie in `train` or `test`, that is the split.
         unreadable: `stop` or `skip`, see `dml.data.check`.
 
     Raises:
-        UserError: no such folder, no class folders, a class folder without images, a split that leaves one side empty,
-            or a CSV file that does not fit, told by the number of its line.
+        UserError: there is no such folder, it has no class folders, a class folder has no images, the split leaves one
+            side empty, or the CSV file does not fit; the message gives the line.
     """
     listing = Listing(Path(csv)) if csv else None
     if listing is not None and "path" in listing.columns:
@@ -71,7 +75,7 @@ def folder(
 
 
 def _listed(folders: Iterable[Path], sizes: list[int]) -> Iterator[str]:
-    """The images of all folders, one folder after another; appends to `sizes` how many each has."""
+    """Yields the images of all folders, one folder after another; appends each folder's image count to `sizes`."""
     for folder in folders:
         images = images_below(folder)
         sizes.append(len(images))
@@ -79,11 +83,12 @@ def _listed(folders: Iterable[Path], sizes: list[int]) -> Iterator[str]:
 
 
 def class_folders(root: Path) -> dict[str, Path]:
-    """Class name -> its folder, in the order of names. Names are brought to Unicode's composed form (NFC), so that
-    order and CSV lookups do not depend on the file system.
+    """Returns class name -> folder, in the order of names.
+
+    Names are brought to Unicode's composed form (NFC), so that order and CSV lookups do not depend on the file system.
 
     Raises:
-        UserError: no such folder, no folders in it, or two whose names differ in their Unicode form alone.
+        UserError: there is no such folder, it has no folders, or the names of two differ only in their Unicode form.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: put one folder of images for each class there")
@@ -93,7 +98,7 @@ def class_folders(root: Path) -> dict[str, Path]:
         if name in found:
             raise UserError(
                 f"{root} has two class folders that read {name}, in two forms of Unicode ({found[name].name!a} and "
-                f"{path.name!a}): rename one, or bring their images together in the other"
+                f"{path.name!a}): rename one, or move the images of one into the other"
             )
         found[name] = path
     if not found:
@@ -102,12 +107,13 @@ def class_folders(root: Path) -> dict[str, Path]:
 
 
 def leaf_folders(root: Path) -> dict[str, Path]:
-    """Path below `root` -> folder, of all folders there that hold images, in the order of their paths (NFC).
+    """Returns path below `root` -> folder for all folders that hold images, in the order of their paths (NFC).
 
-    Hidden folders are passed over, and links to folders are not followed.
+    Hidden folders are ignored, and links to folders are not followed.
 
     Raises:
-        UserError: no such folder, none with images, or two whose paths differ in their Unicode form alone.
+        UserError: there is no such folder, no folder holds images, or the paths of two differ only in their Unicode
+            form.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: put folders of images there")
@@ -118,12 +124,14 @@ def leaf_folders(root: Path) -> dict[str, Path]:
             raise UserError(f"{root} has two class folders that read {name}, in two forms of Unicode: rename one")
         found[name] = path
     if not found:
-        raise UserError(f"{root} has no folder with images ({' '.join(SUFFIXES)}) below it: name another dataset.root")
+        raise UserError(
+            f"{root} has no folder with images ({' '.join(SUFFIXES)}) below it: set dataset.root to another folder"
+        )
     return dict(sorted(found.items()))
 
 
 def _with_images(root: Path) -> Iterator[Path]:
-    """Folders below `root` that hold images themselves, in the order of their paths."""
+    """Yields the folders below `root` that directly hold images, in the order of their paths."""
     for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         if Path(place) != root and any(map(_is_image, files)):
@@ -135,10 +143,10 @@ def _is_image(name: str) -> bool:
 
 
 def images_below(path: Path) -> list[str]:
-    """The images of one class, in the order of names.
+    """Returns the paths of the images in one class folder, in the order of names.
 
     Raises:
-        UserError: there are none; it says where some are.
+        UserError: there are none; the message says whether a deeper folder has some.
     """
     with os.scandir(path) as entries:
         files = [e.path for e in entries if _is_image(e.name) and e.is_file()]
@@ -146,13 +154,13 @@ def images_below(path: Path) -> list[str]:
         deeper = next(_with_images(path), None)
         remedy = "fill it or remove it"
         if deeper is not None:
-            remedy = f"they lie deeper, as in {deeper}: take dataset.depth=leaf, by which each such folder is a class"
+            remedy = f"they lie deeper, as in {deeper}: set dataset.depth=leaf to make each such folder a class"
         raise UserError(f"class folder {path} has no images ({' '.join(SUFFIXES)}): {remedy}")
     return sorted(files)
 
 
 def _roles_of_folders(names: list[str]) -> list[str]:
-    """Of classes that lie in `train` and `test`; nothing where some lie elsewhere, or all on one side."""
+    """Returns the role of each class by its folder, `train` or `test`; empty if some lie elsewhere or one is empty."""
     roles = [name.partition("/")[0] for name in names]
     return roles if set(roles) == {"train", "test"} else []
 
@@ -162,6 +170,6 @@ def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:
     if not 0 < train < len(names):
         raise UserError(
             f"dataset.train_fraction={train_fraction} of {len(names)} classes leaves {train} for training and "
-            f"{len(names) - train} for testing: both sides need at least one"
+            f"{len(names) - train} for testing: both sides need at least one class"
         )
     return ["train"] * train + ["test"] * (len(names) - train)

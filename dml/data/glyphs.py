@@ -1,9 +1,9 @@
-"""Characters on cluttered backgrounds, rendered from the typefaces that matplotlib ships: the embedded default.
+"""The default dataset: characters on cluttered backgrounds, rendered from the typefaces that matplotlib ships.
 
-A class is a character (one Unicode code point, whatever the typeface), so retrieval has to see the shape through
-typeface, weight, slant, size, turn, colour and clutter, and training on one half of the characters has to carry over to
-the other half. Nothing is downloaded and nothing is stored. The typefaces are free (DejaVu: Bitstream Vera licence;
-STIX: OFL; Computer Modern as BaKoMa: free to use; matplotlib's `LICENSE` folder has the texts).
+A class is a character (one Unicode code point in any typeface). Retrieval has to recognise its shape whatever the
+typeface, weight, slant, size, rotation, colour and clutter, and training on one half of the characters has to carry
+over to the other half. Nothing is downloaded or stored. The typefaces are free (DejaVu: Bitstream Vera licence; STIX:
+OFL; Computer Modern as BaKoMa: free to use; matplotlib's `LICENSE` folder has the texts).
 """
 
 import string
@@ -20,15 +20,15 @@ from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 
-# Chosen so that no two look alike in any typeface, also after scaling to a common box and turning by 15 degrees: C but
-# not c, 0 but not O, Latin A but neither Greek nor Cyrillic A. `tests/data/test_glyphs.py` checks any addition.
+# No two look alike in any typeface, even after scaling to a common box and turning by 15 degrees: C but not c, 0 but
+# not O, Latin A but neither Greek nor Cyrillic A. `tests/data/test_glyphs.py` checks this for any addition.
 CHARACTERS = (
     "0123457ABCFHKLQRTUVWXZbdfkmpqtyΞΦΨαεζλςωДЖЦЧЩЪЫЮЯ&@#$%*+=<>§"
     "¶©®±¿∂∃∈∑∓∞∠∩∸∹≃≐≑≒≤≥⊃⊆⊇⊏⊘⊞⊠←↖↗↯↰↱↲↳↴ÆÞæøŊŒƁƈƔƕƝƣƧƺƾȤȵȸȹȻȿɀɁ"
     "ɕɚɠɦɮɹɻʁʍʎʑʞʣʤʦʩʫʬʭʮϗϟϠϺϿЂЉЊЋѣѪҐҖҘҚҤҲӃӈӋӶ"
 )
 
-# Code points of Computer Modern's typefaces mean what Unicode says for these alone.
+# Computer Modern's typefaces follow Unicode for these code points only.
 _ASCII = frozenset(string.ascii_letters + string.digits)
 _UNICODE_FACES = (
     *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -41,24 +41,26 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def glyphs(classes: int = 160, images_per_class: Few = 24, size: Few = 48, seed: Seed = 0) -> Records:
-    """Render the dataset: the first half of the shuffled characters trains, the second tests.
+    """Renders the dataset: the first half of the shuffled characters is for training, the second for the test.
 
-    Every image depends on (seed, character, number in its class) alone. Another FreeType release may move
+    Every image depends on (seed, character, number in its class) alone. Another FreeType release may change
     anti-aliased pixels a little.
 
     Args:
         classes: characters, 4 to `len(CHARACTERS)`.
         images_per_class: at least 2, since a query needs a positive.
         size: side in pixels.
-        seed: of the choice of characters, the split and every image.
+        seed: fixes the choice of characters, the split and every image.
 
     Raises:
-        UserError: `classes` or `images_per_class` out of range.
+        UserError: `classes` or `images_per_class` is out of range.
     """
     if not 4 <= classes <= len(CHARACTERS):
-        raise UserError(f"dataset.classes is {classes}: use 4 to {len(CHARACTERS)}, the characters there are")
+        raise UserError(f"dataset.classes is {classes}: use 4 to {len(CHARACTERS)}, the number of available characters")
     if images_per_class < 2:
-        raise UserError(f"dataset.images_per_class is {images_per_class}: use 2 or more, so that each has a positive")
+        raise UserError(
+            f"dataset.images_per_class is {images_per_class}: use 2 or more, so that each image has a positive"
+        )
     characters = np.random.default_rng(seed).permutation(list(CHARACTERS))[:classes].tolist()
     labels = np.repeat(np.arange(classes), images_per_class)
     pictures = [(character, n) for character in characters for n in range(images_per_class)]
@@ -74,7 +76,7 @@ def glyphs(classes: int = 160, images_per_class: Few = 24, size: Few = 48, seed:
 
 
 def typefaces(character: str) -> list[str]:
-    """Names of the typefaces that have the character."""
+    """Returns the names of the typefaces that have the character."""
     faces = [face for face in _UNICODE_FACES if ord(character) in _code_points(face)]
     return faces + (list(_ASCII_FACES) if character in _ASCII else [])
 
@@ -90,7 +92,7 @@ def _code_points(face: str) -> frozenset[int]:
 
 @cache
 def _ink(face: str, character: str, size: int) -> Image.Image:
-    """The character alone, cropped to its ink, `L`."""
+    """Renders the character alone, cropped to its ink, in mode `L`."""
     font = ImageFont.truetype(font_file(face), size, layout_engine=ImageFont.Layout.BASIC)
     mask = font.getmask(character, mode="L")
     image = Image.frombytes("L", mask.size, bytes(mask))
@@ -98,7 +100,7 @@ def _ink(face: str, character: str, size: int) -> Image.Image:
 
 
 def draw_glyph(character: str, size: int, seed: list[int]) -> np.ndarray:
-    """One picture `[size,size,3]` uint8."""
+    """Draws one picture of a character, `[size,size,3]` uint8."""
     rng = np.random.default_rng(seed)
     luma, ink_luma = _contrast(rng)
     canvas = Image.fromarray(_gradient(rng, size, luma))
@@ -109,20 +111,20 @@ def draw_glyph(character: str, size: int, seed: list[int]) -> np.ndarray:
 
 
 def _contrast(rng: np.random.Generator) -> tuple[float, float]:
-    """Luma (0..255) of background and ink, 100 to 150 apart, either way round."""
+    """Draws the luma (0..255) of background and ink, 100 to 150 apart; either may be the darker one."""
     dark, gap = rng.uniform(25, 90), rng.uniform(100, 150)
     return (dark, dark + gap) if rng.random() < 0.5 else (dark + gap, dark)
 
 
 def _colour(rng: np.random.Generator, luma: float) -> tuple[int, int, int]:
-    """A random colour of about this luma."""
+    """Draws a random colour of about this luma."""
     chroma = rng.normal(0, 40, 3)
     r, g, b = (luma + chroma - chroma @ _LUMA).clip(0, 255).astype(int).tolist()
     return r, g, b
 
 
 def _gradient(rng: np.random.Generator, size: int, luma: float) -> np.ndarray:
-    """`[size,size,3]` uint8 from one colour to another in a random direction."""
+    """Draws a gradient `[size,size,3]` uint8 from one colour to another in a random direction."""
     angle = rng.uniform(0, 2 * np.pi)
     y, x = np.mgrid[-0.5 : 0.5 : size * 1j, -0.5 : 0.5 : size * 1j]
     t = (x * np.cos(angle) + y * np.sin(angle))[..., None] / np.sqrt(2) + 0.5
@@ -131,7 +133,7 @@ def _gradient(rng: np.random.Generator, size: int, luma: float) -> np.ndarray:
 
 
 def _scribble(rng: np.random.Generator, canvas: Image.Image, luma: float, ink_luma: float) -> None:
-    """Blobs and long strokes near the background's luma, short strokes near the ink's."""
+    """Draws blobs and long strokes near the background's luma, and short strokes near the ink's."""
     draw, size = ImageDraw.Draw(canvas), canvas.width
     for _ in range(rng.integers(2, 6)):
         (x, y), (w, h) = rng.uniform(0, size, 2), rng.uniform(size / 10, size / 3, 2)
@@ -146,7 +148,7 @@ def _scribble(rng: np.random.Generator, canvas: Image.Image, luma: float, ink_lu
 
 
 def _placed(rng: np.random.Generator, character: str, size: int) -> Image.Image:
-    """The character's mask, `L` of (size, size): typeface, turn, shear, size and position at random."""
+    """Draws the character's mask, mode `L`, (size, size): typeface, turn, shear, size and position are random."""
     faces = typefaces(character)
     ink = _ink(faces[rng.integers(len(faces))], character, size)
     turn, shear, stretch = rng.uniform(-0.2, 0.2), rng.uniform(-0.15, 0.15), rng.uniform(0.87, 1.15)

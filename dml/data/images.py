@@ -1,7 +1,7 @@
-"""Image files: which are read, and how their pixels become RGB. The one place that opens them.
+"""Reads image files: which formats are accepted, and how their pixels become RGB. No other module opens image files.
 
-Pillow decodes JPEGs: torchvision's decoder gives the same bits no faster, and Pillow's draft mode gives others where it
-saves time, on pictures of twice the size needed (`experiments/bench/decoding.py`).
+Pillow decodes JPEGs: torchvision's decoder gives the same bits no faster. Pillow's draft mode saves time only on
+pictures of at least twice the size needed, and gives other bits there (`experiments/bench/decoding.py`).
 """
 
 import os
@@ -16,11 +16,11 @@ from PIL import ExifTags, Image
 
 from dml.errors import UserError
 
-# PIL guesses by content, whatever the name says, and some of its other formats start programs.
+# PIL recognises a file by its content, not its name, and some of its other formats start programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-MOST_OBLONG = 100  # times: resized by its shorter side, a narrower picture would fill the memory
-# Of what `decode` makes of a file: what caches keep is of another file where it changes.
+MOST_OBLONG = 100  # longest to shortest side; a narrower picture, resized by its shorter side, would fill the memory
+# To be raised when `decode` makes other pixels of a file: the names of cache files contain it.
 VERSION = 2
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels; right and lower exclusive
@@ -37,15 +37,18 @@ _TURNS = {
 
 
 def decode(source: str | IO[bytes], box: Box | None = None) -> Image.Image:
-    """A whole image file as RGB, upright as its EXIF says; transparency is dropped, of several frames the first counts.
+    """Decodes a whole image file as RGB, turned upright as its EXIF orientation says.
+
+    Transparency is dropped, and only the first of several frames is read.
 
     Args:
         source: path, or an open file.
-        box: to cut out, in pixels as they are stored, which annotations mean; at least one pixel of it.
+        box: the part to cut out, in pixels as stored (before turning), as annotations count them; at least one pixel
+            of the image is kept.
 
     Raises:
-        Exception: of many types; its text says why the image cannot be read: no regular file, none of `FORMATS`,
-            damaged, larger than PIL's limit, pixels whose range is not known, or more than `MOST_OBLONG` times as long
+        Exception: of many types; its text says why the image cannot be read: it is no regular file, none of `FORMATS`,
+            damaged, larger than PIL's limit, has pixels of unknown range, or is more than `MOST_OBLONG` times as long
             as wide.
     """
     with _opened(source) as file, _image(file) as image:
@@ -60,20 +63,23 @@ def decode(source: str | IO[bytes], box: Box | None = None) -> Image.Image:
 
 
 def reason(error: Exception) -> str:
-    """Why an image could not be read, in a line, without its path."""
+    """Says in one line why an image could not be read, without its path."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
 
 
 def closed_folder(error: OSError) -> None:
-    """For `os.walk`, which passes over folders that it may not read. Raises UserError, but for what is not there."""
+    """Raises UserError for a folder that `os.walk` may not read and would silently skip; a missing one is ignored."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise UserError(f"the folder {error.filename} cannot be read ({error.strerror}): its images would be missing")
+        raise UserError(
+            f"the folder {error.filename} cannot be read ({error.strerror}): make it readable, or its images "
+            "would be missing"
+        )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PIL's remarks on odd metadata stay in: they do not concern the pixels. Not to be entered by several threads."""
+    """Suppresses PIL's warnings about odd metadata, which do not concern the pixels. Not for use by several threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         yield
@@ -81,11 +87,11 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _opened(source: str | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Regular files alone: a pipe would wait for ever, a device may never end."""
+    """Opens a regular file only: reading a pipe could wait for ever, and a device may never end."""
     if not isinstance(source, str):
         yield source
         return
-    number = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is opened without a writer
+    number = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe does not wait for a writer
     with os.fdopen(number, "rb") as file:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise ValueError("it is no regular file")
@@ -100,31 +106,31 @@ def _image(file: IO[bytes]) -> Image.Image:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What brings the loaded pixels upright. PIL turns those of TIFF itself, and then says so no more."""
+    """Returns what turns the loaded pixels upright. PIL turns TIFF files itself and then removes their orientation."""
     try:
         return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged metadata, which says nothing of the pixels
+    except Exception:  # the metadata is damaged, but the pixels may be sound
         return None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
     tags: Any = getattr(image, "tag_v2", {})  # of TIFF
-    kinds = {1, *tags.get(339, (1,))} - {4}  # SampleFormat: 1 unsigned, 4 not said
+    kinds = {1, *tags.get(339, (1,))} - {4}  # SampleFormat: 1 unsigned, 4 unspecified
     if image.mode in ("I", "F") or kinds != {1}:
-        raise ValueError("its pixels are signed, of 32 bits or floating-point, of a range that it does not tell: "
+        raise ValueError("its pixels are signed, of 32 bits or floating-point, and their range is unknown: "
                          "save it with 8 or 16 bits")  # fmt: skip
-    if image.mode.startswith("I;16"):  # PIL would clip all levels to the first 256
+    if image.mode.startswith("I;16"):  # PIL would clip all levels above 255
         bits = tags.get(258, (16,))[0]
         levels = np.asarray(image).astype(np.uint16) >> (bits - 8)
-        black_is_high = tags.get(262) == 0  # which PIL heeds up to 8 bits
+        black_is_high = tags.get(262) == 0  # PIL respects this only up to 8 bits
         return Image.fromarray((255 - levels if black_is_high else levels).astype(np.uint8)).convert("RGB")
-    if "transparency" in image.info:  # a palette with transparency goes through RGBA, or PIL warns
+    if "transparency" in image.info:  # PIL warns unless a palette with transparency is converted by way of RGBA
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
 
 
 def _cut(image: Image.Image, box: Box) -> Image.Image:
-    """The box's part of an image, of one pixel at least."""
+    """Cuts the box out of an image; the result has at least one pixel."""
     left, upper = (min(max(0, round(low)), size - 1) for low, size in zip(box[:2], image.size, strict=True))
     right, lower = (round(high) for high in box[2:])
     return image.crop((left, upper, min(max(right, left + 1), image.width), min(max(lower, upper + 1), image.height)))

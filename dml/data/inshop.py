@@ -1,7 +1,7 @@
 """In-Shop Clothes Retrieval of DeepFashion (Liu et al. 2016): queries and gallery of 3,985 items, 3,997 to train.
 
-`Eval/list_eval_partition.txt` (or the same file beside `img/`), with a line `image_name item_id evaluation_status`,
-and `img/` or `img_highres/`.
+Layout: `Eval/list_eval_partition.txt` (or the same file beside `img/`) with lines
+`image_name item_id evaluation_status`, and `img/` or `img_highres/`.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ LIST = "list_eval_partition.txt"
 
 
 def arrange(folder: Path) -> None:
-    """The images of `Img/` beside `Eval/`, wherever they were unpacked.
+    """Moves the image folders beside `Eval/`, wherever they were unpacked.
 
     Args:
         folder: where the sources were unpacked.
@@ -33,7 +33,7 @@ def arrange(folder: Path) -> None:
 def inshop(
     root: str, images: Literal["img", "img_highres"] = "img", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
-    """Items as classes.
+    """Reads In-Shop Clothes Retrieval; each item is a class.
 
     Args:
         root: the folder that holds `Eval/` and the images.
@@ -41,7 +41,7 @@ def inshop(
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files missing or damaged, or an option that is none.
+        UserError: files are missing or damaged, or an option is unknown.
     """
     if images not in ("img", "img_highres"):
         raise UserError(f"dataset.images={images} is unknown: choose img or img_highres.")

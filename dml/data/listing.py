@@ -1,7 +1,7 @@
-"""A CSV file in place of, or beside, a tree of folders: a line an image, or a line a class.
+"""A CSV file that lists the images of a dataset, or the split of the classes in a tree of folders.
 
-Columns are `path`, `label`, `split`, `camera` and `box`, in any order, named in the first line. With `path` a line is
-an image; without it, a class of the tree. What is wrong with a line is told by its number.
+The first line names the columns: `path`, `label`, `split`, `camera` and `box`, in any order. With `path` each line is
+an image; without it, a class of the tree. Error messages give the number of the line.
 """
 
 import csv
@@ -24,21 +24,21 @@ COLUMNS = ("path", "label", "split", "camera", "box")
 
 
 class Row(NamedTuple):
-    """A line of the file: its number, and what it says under each column."""
+    """A line of the file: its number, and its text in each column."""
 
     number: int
     said: dict[str, str]
 
 
 class Listing:
-    """What a file lists.
+    """The columns and rows of a CSV file.
 
     Args:
         path: of the file, UTF-8.
 
     Raises:
-        UserError: it cannot be read, its first line names no `label` or what is none of `COLUMNS`, it lists nothing,
-            or a line has too few or too many fields, or no label.
+        UserError: the file cannot be read, its first line has no `label` or a name that is none of `COLUMNS`, it has
+            no rows, or a line has too few or too many fields, or no label.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,36 +52,38 @@ class Listing:
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"dataset.csv {path} cannot be read as a CSV file in UTF-8: {error}.") from error
         if not self.rows:
-            raise UserError(f"{path} lists nothing.")
+            raise UserError(f"dataset.csv {path} has no lines below the column names: add a line per image or class.")
 
     def _check_columns(self) -> None:
         names, wrong = ", ".join(self.columns) or "none", set(self.columns) - set(COLUMNS)
         if wrong or "label" not in self.columns or len(set(self.columns)) < len(self.columns):
             raise UserError(
-                f"{self.path} has the columns {names}: its first line has to be path,label and as wanted split, camera "
-                "and box, a line an image; or label,split, a line a class."
+                f"{self.path} has the columns {names}: its first line has to name path,label and if wanted split, "
+                "camera and box (each line an image), or label,split (each line a class)."
             )
         if "path" not in self.columns and set(self.columns) != {"label", "split"}:
-            raise UserError(f"{self.path} has the columns {names}: without a path its lines are classes, label,split.")
+            raise UserError(
+                f"{self.path} has the columns {names}: without path each line is a class, with the columns label,split."
+            )
 
     def _row(self, number: int, fields: Sequence[str]) -> Row:
         if len(fields) != len(self.columns):
-            self.tell(number, f"has {len(fields)} fields, and there are {len(self.columns)} columns")
+            self.tell(number, f"has {len(fields)} fields, but there are {len(self.columns)} columns")
         said = dict(zip(self.columns, fields, strict=True))
-        said["label"] = unicodedata.normalize("NFC", said["label"])  # as names of folders
+        said["label"] = unicodedata.normalize("NFC", said["label"])  # as for folder names, to compare them
         if not said["label"]:
             self.tell(number, "has no label")
         return Row(number, said)
 
     def tell(self, number: int, what: str) -> NoReturn:
-        """Raises UserError of a line."""
+        """Raises UserError that says what is wrong with a line."""
         raise UserError(f"line {number} of {self.path} {what}.")
 
     def roles(self, allowed: Sequence[str] = ROLES) -> list[str]:
-        """Of each row its split.
+        """Returns the split of each row.
 
         Raises:
-            UserError: another word than the allowed ones, or a file in which all have one side.
+            UserError: a split is not one of `allowed`, or the rows are all for training or all for evaluation.
         """
         for number, said in self.rows:
             if said["split"] not in allowed:
@@ -89,27 +91,30 @@ class Listing:
                 self.tell(number, f"gives {said['label']!r} the split {said['split']!r}: use one of {words}")
         roles = [said["split"] for _, said in self.rows]
         if "train" not in roles or set(roles) == {"train"}:
-            raise UserError(f"{self.path} puts everything on one side: some lines need the split train, others test.")
+            raise UserError(
+                f"{self.path} puts everything on one side: some lines need the split train, and others another one."
+            )
         return roles
 
 
 def roles_of_classes(listing: Listing, names: Sequence[str], root: Path) -> list[str]:
-    """Of each class of a tree its role, of a file with a line a class.
+    """Returns the role of each class of a tree, from a file with one line per class.
 
     Raises:
-        UserError: a class twice, one that is no folder, or one without a line.
+        UserError: a class is listed twice, is no folder, or has no line.
     """
     roles, lines = listing.roles(("train", "test")), dict[str, int]()
     for number, said in listing.rows:
         label = said["label"]
         if label in lines:
-            listing.tell(number, f"has class {label!r} again, which line {lines[label]} has: keep one")
+            listing.tell(number, f"has class {label!r} again, as line {lines[label]}: keep one of the two lines")
         if label not in names:
             listing.tell(number, f"has class {label!r}, which is no folder in {root}: correct the name or remove it")
         lines[label] = number
     if missing := [name for name in names if name not in lines]:
         raise UserError(
-            f"{listing.path} has no line for class {missing[0]!r} ({len(missing)} such): give each class a split."
+            f"{listing.path} has no line for class {missing[0]!r} ({len(missing)} such classes): give each class a "
+            "split."
         )
     of = dict(zip(lines, roles, strict=True))
     return [of[name] for name in names]
@@ -118,16 +123,17 @@ def roles_of_classes(listing: Listing, names: Sequence[str], root: Path) -> list
 def listed_images(
     listing: Listing, root: Path, name: str, roles_of: Callable[[list[str]], list[str]], unreadable: Unreadable = "stop"
 ) -> Records:
-    """The images of a file with a line an image, in its order; classes in the order of their names.
+    """Makes records of a file with one line per image, in its order; classes are in the order of their names.
 
     Args:
-        root: that paths are relative to.
-        name: the dataset's.
-        roles_of: names of classes -> role of each, where the file has no split.
+        listing: the file, with a column `path`.
+        root: the folder that paths are relative to.
+        name: of the dataset.
+        roles_of: names of classes -> role of each; called if the file has no split.
         unreadable: see `Records`.
 
     Raises:
-        UserError: an image that is not there or listed twice, a camera that is no whole number, a box that is none.
+        UserError: an image is missing or listed twice, a camera is no whole number, or a box is not valid.
     """
     files, cameras, boxes = _files(listing, root), _cameras(listing), _boxes(listing)
     names = sorted({said["label"] for _, said in listing.rows})
@@ -165,20 +171,22 @@ def _files(listing: Listing, root: Path) -> list[str]:
         if file in lines:
             listing.tell(
                 number,
-                f"has {said['path']} again, which line {lines[file]} has: of several objects in a photograph make "
-                "files of their own",
+                f"has {said['path']} again, as line {lines[file]}: if a photograph shows several objects, make a file "
+                "of each",
             )
         lines[file] = number
         if not os.path.isfile(file):
             missing.append((number, file))
     if missing:
         number, file = missing[0]
-        listing.tell(number, f"names {file}, which is not there ({len(missing)} such): paths begin at dataset.root")
+        listing.tell(
+            number, f"names {file}, which does not exist ({len(missing)} such): paths are relative to dataset.root"
+        )
     return list(lines)
 
 
 def _cameras(listing: Listing) -> np.ndarray | None:
-    """`[N]` int64; None where the file has none."""
+    """Returns `[N]` int64; None if the file has no such column."""
     if "camera" not in listing.columns:
         return None
     for number, said in listing.rows:
@@ -188,7 +196,7 @@ def _cameras(listing: Listing) -> np.ndarray | None:
 
 
 def _boxes(listing: Listing) -> np.ndarray | None:
-    """`[N,4]` float64, NaN where a line leaves it empty; None where the file has none."""
+    """Returns `[N,4]` float64, NaN for lines with an empty box; None if the file has no such column."""
     if "box" not in listing.columns:
         return None
     found = np.full((len(listing.rows), 4), np.nan)

@@ -1,4 +1,4 @@
-"""Items of images, of views or of stored features, and the loaders that make batches of them."""
+"""Datasets of items (images, views or stored features), and the loaders that make batches of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,21 +21,27 @@ Item = dict[str, Any]
 
 @contextmanager
 def _drawing(*entropy: int) -> Iterator[None]:
-    """torch draws from a generator seeded by these numbers."""
+    """Makes torch draw from a generator seeded by these numbers."""
     seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would reseed the GPU too, which fork_rng(devices=[]) does not put back.
+        # Not torch.manual_seed: it would also reseed the GPU, which fork_rng(devices=[]) does not restore.
         torch.default_generator.manual_seed(int(seed >> 1))
         yield
 
 
 class Images(Dataset[Item]):
-    """Items are made in workers, of uint8 pixels or of the numbers of views; batches are finished by the process that
-    trains, on its device.
+    """A dataset whose items are made in workers and whose batches are finished on the training device.
+
+    An item holds uint8 pixels, the numbers of a view, or the place of stored features. `finish` makes images or
+    features of a batch, in the process that trains.
 
     Args:
-        held: the pictures of all rows that are asked for; None: they are opened, or taken from the cache.
-        stored: features of all rows that are asked for, in place of images; None: there are none.
+        records: the dataset.
+        transform: RGB image -> `[3,S,S]`.
+        cache: prepared pictures; None: images are opened and prepared each time.
+        device: of the finished batches.
+        held: the pictures on the device, of all rows asked for; None: they are opened, or taken from the cache.
+        stored: stored features of all rows asked for, used in place of images; None: images are used.
     """
 
     def __init__(
@@ -63,8 +69,10 @@ class Images(Dataset[Item]):
         return {"image": self.transform.pixels(picture), "label": label, "index": row}
 
     def finish(self, batch: Any) -> Any:
-        """Pixels or views become `image [B,3,H,W]` float32 on the device, which is not waited for; stored features
-        stand in their place."""
+        """Makes `image [B,3,H,W]` float32 on the device of a batch of pixels or views, without waiting for the device.
+
+        With stored features, `image` holds those.
+        """
         if self.stored is not None:
             features = self.stored.batch(batch["at"], self.device)
             return {"image": features, "label": batch["label"], "index": batch["index"]}
@@ -76,7 +84,7 @@ class Images(Dataset[Item]):
 
 
 class TrainSet(Images):
-    """Items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
+    """Training items by (position, step, place), augmented from a generator seeded by (seed, step, place)."""
 
     def __init__(self, rows: np.ndarray, labels: np.ndarray, seed: int, *of: Any) -> None:
         super().__init__(*of)
@@ -89,7 +97,7 @@ class TrainSet(Images):
 
 
 class Copies(Images):
-    """Items by place: k copies of each of some rows, each augmented from a generator seeded by (row, copy)."""
+    """Items by place: k copies of each row, one row after another, augmented from a generator seeded by (row, copy)."""
 
     def __init__(self, rows: np.ndarray, copies: int, *of: Any) -> None:
         super().__init__(*of)
@@ -102,7 +110,7 @@ class Copies(Images):
 
 
 class EvalSet(Images):
-    """Items by place in `rows`."""
+    """Evaluation items by their place in `rows`."""
 
     def __init__(self, rows: np.ndarray, *of: Any) -> None:
         super().__init__(*of)
@@ -117,9 +125,9 @@ class EvalSet(Images):
 
 
 class Loader(DataLoader[Item]):
-    """Its workers leave the signals of a scheduler to the main process, from their first moment on.
+    """A loader whose workers leave a scheduler's signals to the main process, from the moment they start.
 
-    They hand on uint8 pixels, or views: the main process makes images of them, on its device.
+    Workers hand on uint8 pixels or views; the main process makes images of them, on its device.
     """
 
     dataset: Images
@@ -131,9 +139,9 @@ class Loader(DataLoader[Item]):
 
 
 class Stream(Loader):
-    """An endless stream of batches. Where the sampler ends, to be told new clusters, it is started anew from that step.
+    """An endless stream of batches. A sampler that ends to be given new clusters is started again from that step.
 
-    It has a length, so that Lightning does not fetch a batch ahead of the training step.
+    The stream has a length, so that Lightning does not fetch a batch ahead of the training step.
     """
 
     def __init__(self, train_set: TrainSet, sampler: Sampler, start: int, steps: int, **options: Any) -> None:
@@ -144,11 +152,11 @@ class Stream(Loader):
         return self._steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the place to go on from is the trainer's global step. Lightning asks whether a loader has these."""
+        """Returns nothing to store, since a resume starts from the trainer's global step; Lightning asks for this."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Does nothing: there is no state."""
 
     def __iter__(self) -> Any:
         assert isinstance(self.batch_sampler, Sampler)

@@ -1,6 +1,7 @@
 """Market-1501 (Zheng et al. 2015): persons seen by six cameras, with queries and a gallery that has distractors.
 
-`bounding_box_train/ bounding_box_test/ query/`, with files `<person>_c<camera>s<sequence>_<frame>_<detection>.jpg`.
+Layout: `bounding_box_train/ bounding_box_test/ query/` with files
+`<person>_c<camera>s<sequence>_<frame>_<detection>.jpg`.
 """
 
 import os
@@ -20,17 +21,18 @@ NAME = re.compile(r"(-1|\d{4})_c(\d)s\d+_\d+_\d+\.")
 
 
 def market1501(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Records:
-    """Persons as classes, with the camera of each image; `protocol=market1501` leaves the query's own camera out.
+    """Reads Market-1501: each person is a class, and each image has its camera.
 
-    Detections that are nobody's (-1) are left out here: the protocol takes them out of every ranking. Distractors
-    (0000) are a class of the gallery that no query has.
+    `protocol=market1501` ranks without images of the query's person from the query's own camera. Junk detections
+    (person -1) are left out here, since the protocol removes them from every ranking. Distractors (person 0000) are a
+    class of the gallery that no query has.
 
     Args:
         root: the folder `Market-1501-v15.09.15`.
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files missing, or a file name that says neither person nor camera.
+        UserError: files are missing, or a file name does not give the person and the camera.
     """
     folder = Path(root)
     items = [item for name, role in FOLDERS.items() for item in _items(folder, name, role)]
@@ -56,7 +58,8 @@ def _items(root: Path, folder: str, role: str) -> list[Line]:
         said = NAME.match(name)
         if said is None:
             raise UserError(
-                f"{root / folder / name} is not named as Market-1501 names images (0002_c1s1_000451_03.jpg)"
+                f"{root / folder / name} is not named as Market-1501 names images (as 0002_c1s1_000451_03.jpg): remove "
+                "or rename it"
             )
         found.append(Line(f"{folder}/{name}", said[1], role, camera=int(said[2])))
     return found

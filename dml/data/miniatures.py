@@ -1,6 +1,7 @@
-"""Miniature replicas of the six benchmarks in their official layouts, to try what needs them.
+"""Miniature replicas of the six benchmarks in their official layouts, to try out code that needs the benchmarks.
 
-Pictures are noise around a colour of the class. Classes on both sides of each official split, a few images each.
+Each picture is noise around the colour of its class. Both sides of each official split have some classes, with a few
+images each.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-IMAGES = 4  # of a class
+IMAGES = 4  # per class
 
 
 def picture(path: Path, label: int, number: int, width: int = 40, height: int = 32) -> None:
@@ -44,7 +45,7 @@ def cub200(root: Path, classes: Iterable[int] = (*range(97, 105),)) -> None:
 
 
 def cars196(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
-    """`cars_annos.mat car_ims/`."""
+    """Writes the layout `cars_annos.mat car_ims/`."""
     rows: list[tuple] = []
     for label in classes:
         for i in range(IMAGES):
@@ -56,7 +57,7 @@ def cars196(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
 
 
 def cars196_devkit(root: Path, classes: Iterable[int] = (*range(95, 103),)) -> None:
-    """`devkit/ cars_train/ cars_test/`."""
+    """Writes the layout `devkit/ cars_train/ cars_test/`."""
     for part, file in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
         rows: list[tuple] = []
         for label in classes:
@@ -121,14 +122,14 @@ def market1501(root: Path, train: Iterable[int] = (2, 7, 10)) -> None:
 
 
 def cifar100(root: Path) -> None:
-    """As many images as there are, all black: the binary layout, in one piece."""
+    """Writes the binary layout with all 60,000 images, all black."""
     for part, count in (("train", 50_000), ("test", 10_000)):
         records = np.zeros((count, 2 + 3 * 32 * 32), np.uint8)
         records[:, 1] = np.arange(count) % 100
         records[:, 0] = records[:, 1] // 5
         root.mkdir(parents=True, exist_ok=True)
         records.tofile(root / f"{part}.bin")
-    # That experiments/gsp/zero_shot.py asks for.
+    # experiments/gsp/zero_shot.py asks for these names.
     named = ["rocket", "pickup_truck", "kangaroo", "leopard", "cattle", "wolf", "lizard", "camel", "tank", "bus"]
     text(root / "fine_label_names.txt", [*named, *(f"class_{c}" for c in range(10, 100))])
     text(root / "coarse_label_names.txt", (f"superclass_{k}" for k in range(20)))
@@ -146,7 +147,10 @@ MAKERS: dict[str, Callable[[Path], None]] = {
 
 
 def smoke(root: Path) -> None:
-    """All six and CIFAR-100 below `root`, each where its configuration looks, with eight training classes or more."""
+    """Writes all six and CIFAR-100 below `root`, each where its configuration looks for it.
+
+    Each has at least eight training classes.
+    """
     cifar100(root / "cifar-100")
     cub200(root / "CUB_200_2011", range(93, 109))
     cars196(root / "cars196", range(91, 107))

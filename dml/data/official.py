@@ -1,4 +1,4 @@
-"""What the readers of official layouts share: lists in text files, the images that they name, and published counts."""
+"""Functions shared by the readers of official layouts: text lists, checks that images exist, and published counts."""
 
 import os
 import warnings
@@ -27,8 +27,8 @@ class Line:
         path: relative to the dataset's root, with `/`.
         label: class, as the data set names it.
         role: one of `dml.data.records.ROLES`.
-        box: of the object, where it is to be cut out.
-        camera: that took it.
+        box: of the object, if it has to be cut out.
+        camera: that took the image.
     """
 
     path: str
@@ -50,32 +50,36 @@ def records(
     surplus: bool = False,
     keep: Callable[[Line], bool] = lambda item: True,
 ) -> Records:
-    """Records of what an annotation names, after its images were found and counted.
+    """Makes records of the images that an annotation lists, after checking that they exist and counting them.
 
     Args:
-        name: the dataset's.
+        name: of the dataset.
+        root: the dataset's folder.
         items: in the order of the records; classes are numbered by first appearance.
-        published: role -> numbers of classes and images, one of which has to hold.
-        folders: that hold the dataset's images and nothing else, relative to the root.
-        strict: the published counts have to hold, no image may be missing or surplus. Otherwise what is missing is left
-            out with a warning.
+        published: role -> pairs (classes, images), one of which has to match the counts found.
+        folders: the folders that hold the dataset's images and nothing else, relative to the root.
+        strict: the published counts have to match, and no image may be missing or unlisted. Otherwise missing images
+            are left out with a warning.
         unreadable: see `Records`.
-        surplus: images may lie there that the annotation does not list.
-        keep: of the items found and counted, those that take part.
+        surplus: True: images may lie in the folders that the annotation does not list.
+        keep: says which of the counted items become records.
 
     Raises:
-        UserError: an image listed twice; with `strict` one that is missing or surplus, or counts that do not hold.
+        UserError: an image is listed twice, or with `strict`: an image is missing or unlisted, or counts do not match.
     """
     twice = [path for path, times in Counter(item.path for item in items).items() if times > 1]
     if twice:
-        raise UserError(f"the annotation of {name} in {root} lists {twice[0]} more than once ({len(twice)} such files)")
+        raise UserError(
+            f"the annotation of {name} in {root} lists {twice[0]} more than once ({len(twice)} such files): remove the "
+            "repeated lines"
+        )
     present = _files(root, folders)
     missing = [item.path for item in items if item.path not in present]
     if strict:
         _check_files(name, root, missing, set() if surplus else present - {item.path for item in items})
         _check_counts(name, root, items, published)
     elif missing:
-        warnings.warn(f"{name} in {root}: left out {len(missing)} images that are not there", stacklevel=3)
+        warnings.warn(f"{name} in {root}: left out {len(missing)} images that do not exist", stacklevel=3)
         items = [item for item in items if item.path in present]
     items = [item for item in items if keep(item)]
     classes = list(dict.fromkeys(item.label for item in items))
@@ -100,15 +104,17 @@ def records(
 
 
 def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[list[str]]:
-    """The fields of a text file's lines, which blanks part; empty lines are passed over.
+    """Reads the fields of a text file's lines, separated by blanks; empty lines are skipped.
 
     Args:
+        path: of the file.
         columns: of each line; the last may hold blanks.
-        header: lines to leave out.
-        dataset: for `how_to_get`.
+        header: lines to skip at the beginning.
+        dataset: name of the dataset, to say how to get its files.
 
     Raises:
-        UserError: no such file, no UTF-8 text, or a line with fewer columns, by its number.
+        UserError: there is no such file, it is no UTF-8 text, it is empty, or a line has fewer columns; the message
+            gives its number.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -129,47 +135,52 @@ def lines(path: Path, columns: int, *, header: int = 0, dataset: str) -> list[li
 
 
 def parquet(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a Parquet file; `image` is its bytes, which Hugging Face's datasets have in a dict.
+    """Yields the rows of a Parquet file; `image` is the bytes of the image, which Hugging Face stores in a dict.
 
     Raises:
-        UserError: a damaged file or one without these columns, or pyarrow is not installed.
+        UserError: the file is damaged or lacks a column, or pyarrow is not installed.
     """
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise UserError(f"{path.name} takes pyarrow to read: pip install pyarrow.") from None
+        raise UserError(f"reading {path.name} needs pyarrow: pip install pyarrow.") from None
     try:
         with ParquetFile(path) as file:
             lacking = set(columns) - set(file.schema_arrow.names)
             if lacking:
                 names = ", ".join(file.schema_arrow.names)
-                raise UserError(f"{path.name} has the columns {names}, and not {', '.join(sorted(lacking))}.")
+                raise UserError(
+                    f"{path.name} has the columns {names}, and not {', '.join(sorted(lacking))}: it is no file of this "
+                    "data set."
+                )
             for batch in file.iter_batches(64, columns=list(columns)):
                 for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
                     values = tuple(value.get("bytes") if isinstance(value, dict) else value for value in row)
                     if None in values or not isinstance(values[columns.index("image")], bytes):
-                        raise UserError(f"{path.name} has a row without an image, or without what it is of.")
+                        raise UserError(f"{path.name} has a row without an image or without a label: fetch it again.")
                     yield values
     except (ArrowException, OSError) as error:
         raise UserError(f"{path.name} is cut short or damaged ({error}): fetch it again.") from None
 
 
 def of_part(path: Path, part: str) -> bool:
-    """Whether a table is of `train` or `test`, by its name or that of a folder it lies in."""
+    """Says whether a table belongs to a part (`train` or `test`), by its name or that of a folder above it."""
     return any(name.startswith(part) for name in path.parts)
 
 
 def write_anew(path: Path, content: bytes) -> None:
-    """Writes a new file in place of one that is there: that may be a hard link to the user's own, which stays as it
-    is."""
+    """Writes a new file, and removes an old one first.
+
+    The old one may be a hard link to the user's own file, which must not change.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_bytes(content)
 
 
 def whole(text: str, what: str, path: Path) -> int:
-    """A number of an annotation. Raises UserError where it is none."""
+    """Returns a whole number of an annotation. Raises UserError if the text is none."""
     try:
         return int(text)
     except ValueError:
@@ -177,14 +188,14 @@ def whole(text: str, what: str, path: Path) -> int:
 
 
 def how_to_get(dataset: str) -> str:
-    """What to do where files of a data set are missing."""
+    """Returns the sentence that says how to get the files of a data set."""
     return (
         f"python -m dml.data.prepare dataset={dataset} fetches it, or says what to download by hand and where to put it"
     )
 
 
 def _files(root: Path, folders: Iterable[str]) -> set[str]:
-    """Image files below some folders, relative to the root; hidden ones (`._` of macOS) are passed over."""
+    """Returns the image files below some folders, relative to the root; hidden ones (`._` of macOS) are ignored."""
     found = set()
     for folder in folders:
         for at, inner, names in os.walk(root / folder, onerror=closed_folder, followlinks=True):
@@ -195,7 +206,7 @@ def _files(root: Path, folders: Iterable[str]) -> set[str]:
 
 
 def _check_files(name: str, root: Path, missing: Sequence[str], surplus: set[str]) -> None:
-    advice = f"{how_to_get(name)}; dataset.strict=false takes what is there"
+    advice = f"{how_to_get(name)}; dataset.strict=false uses the images that exist"
     if missing:
         raise UserError(f"{name} in {root} lacks {len(missing)} images, the first {missing[0]}: {advice}")
     if surplus:
@@ -214,5 +225,5 @@ def _check_counts(name: str, root: Path, items: Sequence[Line], published: Mappi
             classes, images = allowed[0]
             raise UserError(
                 f"{name} in {root} has {found[0]} {role} classes with {found[1]} images, published are {classes} with "
-                f"{images}: use the whole data set, or dataset.strict=false for a part of it"
+                f"{images}: use the whole data set, or set dataset.strict=false to use a part of it"
             )

@@ -1,7 +1,7 @@
 """Omniglot (Lake et al., Science 350, 2015): handwritten characters, 105x105, 20 drawings each; MIT licence.
 
-Official files at https://github.com/brendenlake/omniglot (`python/`): `images_background.zip` (964 characters of 30
-alphabets) and `images_evaluation.zip` (659 of 20). A class is `Alphabet/character`.
+The official files are at https://github.com/brendenlake/omniglot (`python/`): `images_background.zip` (964 characters
+of 30 alphabets) and `images_evaluation.zip` (659 characters of 20). A class is `Alphabet/character`.
 """
 
 from io import BytesIO
@@ -22,18 +22,18 @@ Drawings = dict[str, list[tuple[str, bytes | None]]]  # class -> (path, encoded 
 
 
 def omniglot(root: str, unreadable: Unreadable = "stop") -> Records:
-    """Read whichever halves lie in `root`, unpacked or as the official zips (unpacked wins).
+    """Reads the halves of Omniglot in `root`, unpacked or as the official zips; an unpacked half is preferred.
 
-    Both: background trains, evaluation tests (the official split by alphabet). One alone: the first half of its
-    alphabets by name trains, the rest tests. Zips are held in memory as they are encoded (8 MB for all) and their
-    checksums are verified on reading.
+    With both halves, background is for training and evaluation for the test (the official split by alphabet). With one
+    half, the first half of its alphabets in order of names is for training and the rest for the test. The images of
+    zips are held in memory, still encoded (8 MB for all), and the zips' checksums are verified.
 
     Args:
         root: the folder of `images_background[.zip]` and `images_evaluation[.zip]`.
         unreadable: `stop` or `skip`, see `dml.data.check`.
 
     Raises:
-        UserError: neither half is there, or a damaged zip.
+        UserError: neither half exists, or a zip is damaged.
     """
     halves = [half for name in HALVES if (half := _read_half(Path(root), name))]
     if not halves:
@@ -44,8 +44,8 @@ def omniglot(root: str, unreadable: Unreadable = "stop") -> Records:
     both = set(halves[0]) & set(halves[-1]) if len(halves) == 2 else ()
     if both:
         raise UserError(
-            f"the character {min(both)} lies in both {' and '.join(HALVES)} in {root} ({len(both)} such): no character "
-            "may be in training and in the test; fetch the official files again"
+            f"the character {min(both)} lies in both {' and '.join(HALVES)} in {root} ({len(both)} such), but no "
+            "character may be in training and in the test: fetch the official files again"
         )
     drawings = {name: images for half in halves for name, images in half.items()}
     train = set(halves[0]) if len(halves) == 2 else _first_alphabets(halves[0])
@@ -72,7 +72,10 @@ def _records(drawings: Drawings, train: set[str], unreadable: Unreadable) -> Rec
 def _first_alphabets(half: Drawings) -> set[str]:
     alphabets = sorted({name.split("/")[0] for name in half})
     if len(alphabets) < 2:
-        raise UserError(f"Omniglot's only alphabet is {alphabets[0]}: training and testing need one each")
+        raise UserError(
+            f"Omniglot's only alphabet is {alphabets[0]}, but training and testing need at least one each: use an "
+            "official half"
+        )
     first = alphabets[: len(alphabets) // 2]
     return {name for name in half if name.split("/")[0] in first}
 
@@ -95,7 +98,7 @@ def _read_zip(path: Path) -> Drawings:
         with ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
             if size > LARGEST:
-                raise UserError(f"{path} unpacks to {size / 1e9:.1f} GB, which Omniglot does not: fetch it again")
+                raise UserError(f"{path} unpacks to {size / 1e9:.1f} GB, too much for Omniglot: fetch it again")
             names = [name.split("/") for name in archive.namelist() if name.endswith(".png")]
             for half, alphabet, character, file in sorted(p for p in names if p[0] == path.stem and len(p) == 4):
                 member = f"{half}/{alphabet}/{character}/{file}"
@@ -103,7 +106,7 @@ def _read_zip(path: Path) -> Drawings:
                 drawings.setdefault(f"{alphabet}/{character}", []).append((f"{path}/{member}", content))
     except UserError:
         raise
-    except Exception as error:  # zipfile's, zlib's: whatever damaged bytes lead to, or a password
+    except Exception as error:  # of zipfile or zlib, for damaged bytes or a password
         raise UserError(f"{path} is not a sound zip ({reason(error)}): fetch it again") from error
     if not drawings:
         raise UserError(f"{path} has no {path.stem}/Alphabet/character/*.png inside: use the official file")

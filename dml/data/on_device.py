@@ -1,6 +1,6 @@
-"""Images of a cache held on the training device, where batches of views are cut out of them.
+"""Images of a cache held on the training device, where batches are cut out of them (`dataset.cache=device`).
 
-A loader then hands on labels and a few numbers an image. Each rank holds all the images, on its own device.
+A loader then only hands on labels and a few numbers per image. Each rank holds all the images on its own device.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class OnDevice:
     """All pictures of some rows, as one tensor.
 
     Args:
-        cache: which has the rows.
+        cache: holds the pictures of the rows.
         rows: `[n]`, each once.
         device: of the tensor.
     """
@@ -31,24 +31,27 @@ class OnDevice:
         self._pixels = torch.empty(cache.size(rows) // 3, 3, dtype=torch.uint8, device=device)
         start = 0
         for row in rows.tolist():
-            picture = np.array(cache.image(row))  # a copy: the file is mapped to be read
+            picture = np.array(cache.image(row))  # a copy: the mapped file is read-only
             height, width = picture.shape[:2]
             self._pixels[start : start + height * width].copy_(torch.from_numpy(picture).view(-1, 3))
             self._places[row] = (start, height, width)
             start += height * width
 
     def numbers(self, row: int, moves: Sequence[object]) -> Tensor:
-        """A view of a picture and where that lies, `[13]`; draws as `moves` do. Works in any process."""
+        """Draws a view of a picture, and adds where the picture lies: `[13]` int64.
+
+        It takes the same random numbers as `moves` would, and works in any process.
+        """
         start, height, width = self._places[row]
         return torch.tensor([*drawn(moves, height, width), start, width])
 
     def images(self, numbers: Tensor) -> Tensor:
-        """`[B,13]` on the CPU -> `[B,3,S,S]` uint8 on the device."""
+        """Cuts views `[B,13]`, given on the CPU, out of the pictures: `[B,3,S,S]` uint8 on the device."""
         return views(self._pixels, numbers)
 
 
 def check_views(transform: Transform, size: int) -> None:
-    """Raises UserError for a transform whose pixels would not be Pillow's, tried on pictures of several shapes."""
+    """Raises UserError if views of the transform have other pixels than Pillow's; tries pictures of several shapes."""
     for seed, picture in enumerate([*pictures(size), *pictures(size)]):
         prepared = transform.prepared(picture)
         with torch.random.fork_rng(devices=[]):
@@ -60,31 +63,33 @@ def check_views(transform: Transform, size: int) -> None:
         found = views(pixels, torch.tensor([[*view, 0, prepared.width]]))[0]
         if not torch.equal(found, expected):
             raise UserError(
-                "dataset.cache=device would make other pixels of the transform with the options that it has: set "
+                "dataset.cache=device would give other pixels than Pillow for this transform with these options: set "
                 "dataset.cache=disk or memory."
             )
 
 
 def check_fit(cache: ImageCache, rows: np.ndarray, device: torch.device) -> None:
-    """Raises UserError where the pictures of the rows `[n]` to train on do not fit on the device."""
+    """Raises UserError if the pictures of the training rows `[n]` do not fit on the device."""
     check_room(f"the {len(rows)} training images", cache.size(rows), device, "device", "memory or disk")
 
 
 def on_device(
     train: ImageCache, test: ImageCache, train_rows: np.ndarray, images: int, device: torch.device
 ) -> tuple[OnDevice, OnDevice | None]:
-    """What training and evaluation take their images from, the same object where both begin with the same pictures.
+    """Copies the images of training and evaluation to the device, once if both begin with the same pictures.
 
     Args:
-        train, test: caches; the second of all images.
+        train, test: caches; the second one holds all images.
         train_rows: rows `[n]` to train on.
-        images: of the data set.
+        images: number of images in the data set.
+        device: to copy to.
 
     Returns:
-        For training; for evaluation, None where there is no room for all images. What evaluation sees is the same.
+        The images for training, and those for evaluation. The second is None if there is no room for all images;
+        evaluation then reads the same pixels from the cache.
 
     Raises:
-        UserError: there is no room for those of training.
+        UserError: there is no room for the training images.
     """
     check_fit(train, train_rows, device)
     everything = np.arange(images)

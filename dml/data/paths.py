@@ -1,8 +1,9 @@
-"""Many paths in little memory, and what the file system says of the files.
+"""Many paths in little memory, with the size and time of each file.
 
-A column of text is one array of bytes and one of offsets: ten million paths take about the bytes of their characters.
-NumPy's fixed width takes four bytes a character of the longest, its StringDType cannot hold file names that are no
-UTF-8, and a list of str is touched, hence copied, by every worker that reads it.
+The paths are one array of bytes and one of offsets: ten million paths take little more memory than their characters.
+The alternatives are worse: NumPy's fixed-width strings take four bytes for each character of the longest path, its
+StringDType cannot hold file names that are not UTF-8, and every worker that reads a list of str touches and so copies
+it.
 """
 
 import os
@@ -13,18 +14,18 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-CHUNK = 1 << 16  # paths that are str at a time
+CHUNK = 1 << 16  # paths that are held as str at a time
 
-NO_FILE, CLOSED = -1, -2  # in place of a size
+NO_FILE, CLOSED = -1, -2  # stand in place of a size: no such file; its folder may not be read
 
 
 class Files(NamedTuple):
-    """What the file system says of N paths.
+    """Sizes, times and identities of the files at N paths.
 
     Attributes:
-        sizes: `[N]` int64, in bytes; `NO_FILE` where there is none, `CLOSED` where its folder may not be read.
-        times: `[N]` int64, of the last change, in nanoseconds; 0 where there is no size.
-        places: `[N]` int64, the same number for the same file: folders that are links to one another hold the same.
+        sizes: `[N]` int64, in bytes; `NO_FILE` if there is no file, `CLOSED` if its folder may not be read.
+        times: `[N]` int64, of the last change, in nanoseconds; 0 if there is no size.
+        places: `[N]` int64; two paths have the same number if they lead to the same file through linked folders.
     """
 
     sizes: np.ndarray
@@ -33,11 +34,11 @@ class Files(NamedTuple):
 
 
 class Paths:
-    """N paths, or names, as a column. A row is read as str, some rows are a column again.
+    """A column of N paths or names. Indexing with an int gives a str; indexing with an array gives a column again.
 
     Args:
-        text: `[bytes]` uint8, each path as UTF-8 (bytes of other file names as they are) with a zero behind it.
-        ends: `[N]` int64, where each ends in `text`, its zero included.
+        text: `[bytes]` uint8, each path in UTF-8 followed by a zero byte; names that are not UTF-8 keep their bytes.
+        ends: `[N]` int64, where each path ends in `text`, its zero byte included.
     """
 
     def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
@@ -45,17 +46,17 @@ class Paths:
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> "Paths":
-        """These, in their order; read once, so that an iterator will do.
+        """Makes a column of these paths in their order; they are read once, so an iterator is enough.
 
         Raises:
-            ValueError: a path with a zero byte, which no file can have.
+            ValueError: a path holds a zero byte, which no file name can have.
         """
         left, parts, ends, end = iter(paths), [np.empty(0, np.uint8)], [np.empty(0, np.int64)], 0
         while chunk := list(islice(left, CHUNK)):
             part = np.frombuffer(("\0".join(chunk) + "\0").encode("utf-8", "surrogateescape"), np.uint8)
             zeros = np.flatnonzero(part == 0)
             if len(zeros) != len(chunk):
-                raise ValueError("a path holds a zero byte")
+                raise ValueError("a path holds a zero byte, which no file name can have")
             parts.append(part)
             ends.append(zeros + (1 + end))
             end += len(part)
@@ -69,7 +70,7 @@ class Paths:
     @overload
     def __getitem__(self, at: np.ndarray) -> "Paths": ...
     def __getitem__(self, at: int | np.ndarray) -> "str | Paths":
-        """A row as str; rows `[n]` as a column, in this order."""
+        """Returns one row as str, or rows `[n]` as a column in this order."""
         if isinstance(at, np.ndarray):
             return self._take(np.arange(len(self))[at])
         row = range(len(self))[at]
@@ -80,7 +81,7 @@ class Paths:
             yield from chunk
 
     def chunks(self) -> Iterator[list[str]]:
-        """All, `CHUNK` rows at a time."""
+        """Yields all rows as lists of str, `CHUNK` at a time."""
         return (self._read(first, min(first + CHUNK, len(self))) for first in range(0, len(self), CHUNK))
 
     def tolist(self) -> list[str]:
@@ -88,7 +89,7 @@ class Paths:
 
     @cached_property
     def files(self) -> Files:
-        """Looked up once; asked for again, what was found then."""
+        """Sizes, times and places of the files, looked up at the first access and remembered."""
         sizes, times = np.full(len(self), NO_FILE, np.int64), np.zeros(len(self), np.int64)
         keys, folders, end = np.empty(len(self), np.int64), _Folders(), 0
         for chunk in self.chunks():
@@ -99,7 +100,7 @@ class Paths:
         return Files(sizes, times, self._numbered(keys))
 
     def stamps(self, rows: np.ndarray) -> Iterator[str]:
-        """Path, size and time of the files of these rows `[n]`, in this order; none of what is no file."""
+        """Yields path, size and time of each file of these rows `[n]`, in this order; skips rows without a file."""
         for at in range(0, len(rows), CHUNK):
             some = rows[at : at + CHUNK]
             columns = (self.files.sizes[some].tolist(), self.files.times[some].tolist())
@@ -108,7 +109,7 @@ class Paths:
                     yield f"{path}\0?" if size == CLOSED else f"{path}\0{size}\0{time}"
 
     def _numbered(self, keys: np.ndarray) -> np.ndarray:
-        """A number for each file, from hashes of them. Those that come several times are looked at themselves."""
+        """Numbers the files by their hashes; paths with equal hashes are compared themselves."""
         _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
         rows = np.flatnonzero(times[number] > 1)
         exact: dict[tuple[str, str], int] = {}
@@ -128,7 +129,7 @@ class Paths:
         lengths = self._ends[rows] - starts
         ends = np.cumsum(lengths)
         text = np.empty(ends[-1] if len(ends) else 0, np.uint8)
-        for at in range(0, len(rows), CHUNK):  # positions of bytes take eight times the bytes
+        for at in range(0, len(rows), CHUNK):  # in parts: an index of the bytes takes eight times their memory
             some = slice(at, at + CHUNK)
             first = ends[at] - lengths[at]
             shift = starts[some] - (ends[some] - lengths[some])
@@ -142,20 +143,20 @@ class Paths:
 
 
 class _Folders:
-    """What folders are. One that lies in a folder that is not there costs no look."""
+    """Real paths of folders, remembered. A folder inside a missing folder is known to be missing without a look."""
 
     def __init__(self) -> None:
         self._real: dict[str, str] = {}
         self._gone: set[str] = set()
 
     def real(self, path: str) -> str:
-        """The same for the same folder."""
+        """Returns the path of a folder with all links resolved."""
         if path not in self._real:
             self._look_at(path)
         return self._real[path]
 
     def may_exist(self, path: str) -> bool:
-        """It does, or lies where that may not be read. To be asked after `real`."""
+        """Says whether a folder exists, or lies where that may not be read. Call `real` first."""
         return path not in self._gone
 
     def _look_at(self, path: str) -> None:
@@ -176,17 +177,17 @@ def _may_exist(folder: str) -> bool:
         os.stat(folder or ".")
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError):  # each file in it says what is wrong
+    except (OSError, ValueError):  # the error is reported later, for each file in it
         return True
     return True
 
 
 def _places(paths: list[str], folders: _Folders) -> tuple[list[int], list[int]]:
-    """Which of the paths lie in a folder that is there, and a hash of which file each is."""
+    """Returns which of the paths lie in a folder that exists, and for each path a hash of its real path."""
     there, keys, last, exists, moved = [], list(map(hash, paths)), None, False, False
     for i, path in enumerate(paths):
         at, slash, name = path.rpartition("/")
-        if at != last:  # neighbours lie in one folder
+        if at != last:  # looked up once for neighbours in the same folder
             real, last = folders.real(at or slash), at
             exists, moved = folders.may_exist(at or slash), real != at
         if moved:

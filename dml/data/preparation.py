@@ -1,4 +1,4 @@
-"""A benchmark from its archives: fetched, unpacked, verified, and put into its official layout."""
+"""Prepares a benchmark from its archives: fetches, unpacks, verifies, and puts it into its official layout."""
 
 import hashlib
 import json
@@ -23,31 +23,36 @@ from dml.data.unpack import DamagedArchive, take
 from dml.errors import UserError
 from dml.files import alone, write_atomically
 
-DEPTH = 5  # folders in folders that a re-packaging may add
+DEPTH = 5  # levels of folders in which the layout is looked for: re-packagings nest it
 
 
 def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
-    """The folder of the configured data set, made if it is not there.
+    """Returns the folder of the configured data set, and makes it if it does not exist.
 
     Args:
-        config: composed, with the `download` of a dataset's YAML.
-        sources: archives, folders and URLs; none: the mirrors.
+        config: composed, with the `download` section of a dataset's YAML.
+        sources: archives, folders and URLs; none: the mirrors are used.
 
     Raises:
-        UserError: a data set that cannot be fetched, sources that do not fit it, or a folder that holds something else.
-            Nothing is left where the data set was to be, and downloads are kept.
+        UserError: the data set cannot be fetched, the sources do not fit it, or its folder holds something else. The
+            data set's folder is then not made, and downloads are kept.
     """
     if config.download is None or config.dataset.root is None:
-        raise UserError("this data set has no layout of its own to prepare: give dataset=NAME, as dataset=cub200.")
+        raise UserError(
+            "this data set has no official layout to prepare: give dataset=NAME of a benchmark, as dataset=cub200."
+        )
     root = Path(config.dataset.root).resolve()
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         if _holds_something(root):
             return _found(config, root)
         if root.is_mount():
-            raise UserError(f"{root} is a mount point, which cannot be put in place whole: name a folder below it.")
+            raise UserError(
+                f"{root} is a mount point, which cannot be replaced by a finished folder: set dataset.root to a folder "
+                "below it."
+            )
         with alone(root.parent / f".{root.name}.lock"):
-            if _holds_something(root):  # made meanwhile
+            if _holds_something(root):  # another process made it meanwhile
                 return _found(config, root)
             return _make(config, root, sources)
     except OSError as error:
@@ -59,12 +64,12 @@ def _holds_something(root: Path) -> bool:
 
 
 def _found(config: DictConfig, root: Path) -> Path:
-    """Raises UserError where the folder holds something else."""
+    """Verifies the data set that the folder holds. Raises UserError if the folder holds something else."""
     try:
         records = open_dataset(config)
     except UserError as error:
         raise UserError(
-            f"{root} is there already, but: {error}. Remove it, or name another with dataset.root."
+            f"{root} is there already, but: {error}. Remove it, or set dataset.root to another folder."
         ) from None
     if not (root / "dataset.json").exists() and os.access(root, os.W_OK):
         _write_card(config, root, records, [])
@@ -104,10 +109,15 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
 
 
 def given(source: str, downloads: Path, **known: Any) -> list[Path]:
-    """A path, or what a URL gave, which stays in `downloads`. What is `known` of a download: see `fetch`.
+    """Returns the path of a source; one given as a URL is downloaded into `downloads`.
+
+    Args:
+        source: a path or a URL.
+        downloads: folder that keeps what was downloaded.
+        known: `md5` and `at_most` of a download, see `dml.data.fetch.fetch`.
 
     Raises:
-        UserError: nothing is there.
+        UserError: the path does not exist, or the download fails.
     """
     if "://" in source:
         return [_download(source, downloads, **known)]
@@ -118,7 +128,10 @@ def given(source: str, downloads: Path, **known: Any) -> list[Path]:
 
 
 def _download(url: str, downloads: Path, name: str | None = None, **known: Any) -> Path:
-    """Each URL has a folder of its own: mirrors give files of one name. What is `known` of the file: see `fetch`."""
+    """Downloads a file into a folder of its own for each URL, since mirrors use the same file names.
+
+    `known`: see `dml.data.fetch.fetch`.
+    """
     try:
         name = name or Path(unquote(urlparse(url).path)).name or "download"
     except ValueError as error:
@@ -130,15 +143,15 @@ def _download(url: str, downloads: Path, name: str | None = None, **known: Any) 
 
 
 def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
-    """From the first mirror of each file that gives it.
+    """Downloads each file from the first of its mirrors that works.
 
     Raises:
-        UserError: with what to do by hand, where there is no mirror or none answers.
+        UserError: there is no mirror or none works; the message says what to do by hand.
     """
     then = f"Then: python -m dml.data.prepare dataset={_choice()} source=FILE,..."
     by_hand = f"{' '.join(config.download.by_hand.split())} {then}"
     if not config.download.files:
-        raise UserError(f"no public mirror gives this data set without asking. {by_hand}")
+        raise UserError(f"no public mirror has this data set, so it has to be downloaded by hand. {by_hand}")
     paths = []
     for file in config.download.files:
         said = []
@@ -154,16 +167,16 @@ def _fetched(config: DictConfig, downloads: Path) -> list[Path]:
 
 
 def _choice() -> str:
-    """The dataset as it was typed."""
+    """Returns the name of the dataset as it was typed on the command line."""
     typed = [a.partition("=")[2] for a in sys.argv[1:] if a.startswith("dataset=")]
     return typed[-1] if typed else "NAME"
 
 
 def _arranged(config: DictConfig, staging: Path) -> Path:
-    """The folder below `staging` that has the layout, after re-packagings were brought into it.
+    """Arranges re-packaged files, and returns the folder at or below `staging` that has the official layout.
 
     Raises:
-        UserError: none has.
+        UserError: no folder has it.
     """
     if config.download.get("arrange"):
         get_method(config.download.arrange)(staging)
@@ -177,12 +190,12 @@ def _arranged(config: DictConfig, staging: Path) -> Path:
 
 
 def _folders(staging: Path) -> Iterator[Path]:
-    """The nearest first."""
+    """Yields `staging` and the folders below it, level by level."""
     level = [staging]
     for _ in range(DEPTH):
         yield from level
         level = [inner for folder in level for inner in sorted(folder.iterdir()) if inner.is_dir()]
-        if len(level) > 1000:  # of images
+        if len(level) > 1000:  # these are folders of images
             return
 
 

@@ -1,10 +1,11 @@
 """`python -m dml.data.prepare dataset=NAME [source=ARCHIVE,FOLDER,URL...]`: a benchmark into its official layout.
 
-With weights=googlenet_v1 source=FILE.caffemodel: Caffe's weights into the file that the backbone loads.
+With weights=googlenet_v1 source=FILE.caffemodel it converts Caffe's weights into the file that the backbone loads.
 
-Takes archives that are there already (zip, tar, Parquet; also as Kaggle and Hugging Face pack Cars196 and SOP), or
-fetches from the mirrors in conf/dataset/NAME.yaml; unpacks, verifies by the dataset's own reader, and only then puts
-the folder where dataset.root says, with a card, dataset.json. A download that broke off goes on with the next start.
+It takes archives that you have (zip, tar, Parquet; also Cars196 and SOP as Kaggle and Hugging Face pack them), or
+fetches them from the mirrors in conf/dataset/NAME.yaml. It unpacks them, verifies the result with the dataset's own
+reader, and only then moves the folder to dataset.root, with a summary in dataset.json. A broken download continues at
+the next start.
 
     python -m dml.data.prepare dataset=cub200
     python -m dml.data.prepare dataset=cars196 source=archive.zip,car_devkit.tgz

@@ -1,4 +1,4 @@
-"""What every dataset file returns: paths, labels and roles as columns, and a way to open a row's image.
+"""Records, which every dataset function returns: paths, labels and roles as columns, and a way to open an image.
 
 N images, C classes.
 """
@@ -18,10 +18,10 @@ ROLES = ("train", "test", "query", "gallery")
 
 
 class UnreadableImage(UserError):
-    """An image that does not decode; the message names the file.
+    """An image cannot be decoded; the message names the file.
 
-    torch rebuilds an exception of a worker process from its type and the text of the worker's traceback
-    (`torch/_utils.py`, `ExceptionWrapper.reraise`); that text ends with our sentence, and only the sentence is kept.
+    torch rebuilds a worker's exception from its type and the text of its traceback (`torch/_utils.py`,
+    `ExceptionWrapper.reraise`). That text ends with our sentence, and only the sentence is kept.
     """
 
     def __init__(self, message: str) -> None:
@@ -36,19 +36,20 @@ class Records:
     """The images of a dataset. Rows are numbered 0..N-1; `index` in a batch is such a number.
 
     Attributes:
-        name: the dataset's, for reports.
-        paths: N, a file each, or a name that tells a person which image it is.
+        name: of the dataset, for reports.
+        paths: N paths of files, or names by which a person recognises the images.
         labels: `[N]` int64, 0..C-1, every class with at least one image.
         roles: `[N]` str, one of `ROLES`. `test` rows are both query and gallery.
         class_names: C names.
         open_image: row -> RGB image. Safe to call in forked workers: it shares no file handle.
-        unreadable: what to do with a file that does not decode, `stop` or `skip` (see `dml.data.check`).
-        cameras: `[N]` int64, which camera took each image, where the data set says so.
-        boxes: `[N,4]` float64, what `open_image` cuts out of each file, where a user's list says so; NaN: nothing.
+        unreadable: what to do with a file that cannot be decoded, `stop` or `skip` (see `dml.data.check`).
+        cameras: `[N]` int64, which camera took each image; None: the data set does not say.
+        boxes: `[N,4]` float64, the part that `open_image` cuts out of each file, from a user's CSV file; a row of NaN
+            means the whole image; None: there are no boxes.
 
     Raises:
-        UserError: no images, a class without images, a class both in training and in evaluation, or queries
-            without a gallery (or the reverse).
+        UserError: there are no images, a class has no images or is both in training and in evaluation, or there are
+            queries without a gallery (or the reverse).
     """
 
     name: str
@@ -75,7 +76,10 @@ class Records:
         sizes = np.bincount(self.labels, minlength=len(self.class_names))
         assert len(sizes) == len(self.class_names)
         if not sizes.all():
-            raise UserError(f"class {self.class_names[int(sizes.argmin())]!r} of dataset {self.name} has no images")
+            raise UserError(
+                f"class {self.class_names[int(sizes.argmin())]!r} of dataset {self.name} has no images: add some, or "
+                "remove the class"
+            )
         train = self.roles == "train"
         trained, evaluated = (np.bincount(self.labels[side], minlength=len(sizes)) > 0 for side in (train, ~train))
         shared = np.flatnonzero(trained & evaluated)
@@ -91,7 +95,7 @@ class Records:
         return len(self.labels)
 
     def rows(self, *roles: str) -> np.ndarray:
-        """Rows `[n]` int64 of any of these roles, ascending."""
+        """Returns the rows `[n]` int64 that have any of these roles, ascending."""
         assert set(roles) <= set(ROLES)
         return np.flatnonzero(np.isin(self.roles, roles))
 
@@ -105,15 +109,18 @@ class Records:
 
     @property
     def gallery_rows(self) -> np.ndarray | None:
-        """None where the queries are the gallery."""
+        """Rows of the gallery; None if the queries are the gallery."""
         return self.rows("gallery") if "gallery" in self.roles else None
 
     def class_of(self, row: int) -> str:
-        """The name of a row's class."""
+        """Returns the name of a row's class."""
         return self.class_names[int(self.labels[row])]
 
     def subset(self, rows: np.ndarray) -> "Records":
-        """These rows `[n]` alone, in this order; classes that lose all images go, the others are renumbered."""
+        """Returns records of these rows `[n]` alone, in this order.
+
+        Classes that lose all images are removed, and the others are renumbered.
+        """
         classes, labels = renumbered(self.labels[rows])
         return Records(
             name=self.name,
@@ -128,8 +135,10 @@ class Records:
         )
 
     def stamps(self, rows: np.ndarray) -> Iterator[str]:
-        """What says of each file of these rows `[n]` whether it is still the same picture: path, size, time and box;
-        nothing of what is no file."""
+        """Yields path, size, time and box of each file of these rows `[n]`, by which a changed picture is noticed.
+
+        Rows without a file are skipped.
+        """
         if self.boxes is None:
             return self.paths.stamps(rows)
         rows = rows[self.paths.files.sizes[rows] != NO_FILE]
@@ -138,15 +147,15 @@ class Records:
         )
 
     def image(self, row: int) -> Image.Image:
-        """`opened`, without PIL's remarks. Not to be called by several threads."""
+        """Opens an image as `opened` does, without PIL's warnings. Not for use by several threads."""
         with quiet():
             return self.opened(row)
 
     def opened(self, row: int) -> Image.Image:
-        """`open_image`, with one sentence for whatever goes wrong.
+        """Opens an image as `open_image` does, but turns any error into one sentence.
 
         Raises:
-            UnreadableImage: names the file.
+            UnreadableImage: the image cannot be read; the message names the file.
         """
         try:
             return self.open_image(row)
@@ -157,6 +166,6 @@ class Records:
 
 
 def renumbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The C classes of some labels `[n]` int64, which count from 0, ascending; and the labels as 0..C-1."""
+    """Returns the C classes that occur in labels `[n]` int64 (0 or more), ascending, and the labels as 0..C-1."""
     there = np.bincount(labels) > 0
     return np.flatnonzero(there), (np.cumsum(there) - 1)[labels]

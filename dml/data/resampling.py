@@ -1,10 +1,10 @@
-"""Views of many pictures at once, on any device, with the bits that Pillow gives one picture at a time.
+"""Resizes and crops views of many pictures at once, on any device, with the same bits as Pillow.
 
-Pillow resizes with antialiasing in two passes, along the rows and along the columns: a triangle as wide as a step
-between two results, its weights rounded to 22 bits, sums of whole numbers that are rounded to 8 bits after each pass
-(Pillow's `src/libImaging/Resample.c`). All of it is done here as it is done there, and whole numbers are the same on
-every device. `torch.nn.functional.interpolate(antialias=True)` was passed over: it takes one size a call, hence a call
-an image, and its pixels are others by a level or so on a GPU.
+Pillow resizes with antialiasing in two passes, along the rows and along the columns (`src/libImaging/Resample.c`). Each
+result is a weighted sum under a triangle filter whose width follows from the scale. The weights are rounded to 22 bits,
+and the sums, of whole numbers, to 8 bits after each pass. This module does the same steps, and whole numbers are the
+same on every device. `torch.nn.functional.interpolate(antialias=True)` is not used: it takes one size per call, hence
+one call per image, and on a GPU its pixels differ by a level or so.
 """
 
 from collections.abc import Callable
@@ -18,21 +18,21 @@ from torch import Tensor
 
 from dml.data.transforms import MEAN_COLOUR
 
-BITS = 22  # of a weight, as in Pillow
+BITS = 22  # precision of a weight, as in Pillow
 
-MOST = 2**24  # pixels of the first pass at a time: some 0.6 GB
+MOST = 2**24  # most pixels of the first pass that are computed at a time: some 0.6 GB
 
 
 def views(pixels: Tensor, numbers: Tensor) -> Tensor:
-    """Carries views out.
+    """Makes the images that some views describe.
 
     Args:
-        pixels: `[P,3]` uint8, pictures one behind the other, row after row.
-        numbers: `[B,13]` int64, on the CPU, where it is counted how much there is to do: a `View`, then the first of a
-            picture's pixels and its width. Windows of equal size.
+        pixels: `[P,3]` uint8, the pixels of all pictures, one picture after another, row after row.
+        numbers: `[B,13]` int64, on the CPU, since sizes are computed from them there: the 11 numbers of a `View`, then
+            the index of the picture's first pixel and the picture's width. All windows have the same size.
 
     Returns:
-        `[B,3,high,wide]` uint8, on the device of the pixels, which is not waited for.
+        `[B,3,high,wide]` uint8 on the device of the pixels, without waiting for it.
     """
     zero = numbers[:, 0] * 0
     asked = _Asked._make([*numbers.T, zero, zero + 1])
@@ -59,13 +59,13 @@ _PAIRS = (
 
 
 class _Asked(NamedTuple):
-    """Views of a batch, a tensor `[B]` in each place: those of `View`, and how the picture lies.
+    """The views of a batch, a tensor `[B]` in each field: those of `View`, and where the picture lies in the pixels.
 
     Attributes:
-        start: its first pixel.
-        line: pixels between one row and the next.
-        flipped_down: 1 where the window is upside down.
-        pixel: pixels between one column and the next.
+        start: index of the picture's first pixel.
+        line: distance in pixels from one row to the next.
+        flipped_down: 1 if the window is upside down.
+        pixel: distance in pixels from one column to the next.
     """
 
     top: Tensor
@@ -85,32 +85,36 @@ class _Asked(NamedTuple):
     pixel: Tensor
 
     def transposed(self) -> "_Asked":
-        """The same of the transposed pictures."""
+        """Returns the same views of the transposed pictures."""
         pairs = [*_PAIRS, *((other, one) for one, other in _PAIRS)]
         return self._replace(**{one: getattr(self, other) for one, other in pairs})
 
     def columns_first(self) -> Tensor:
-        """`[B]`: where Pillow's first pass is the one along the columns."""
+        """Returns `[B]` bool: True for views whose first pass in Pillow is the one along the columns."""
         fewer = self.height - self.rows
         return (fewer > 0) & (fewer > 2 * (self.width - self.columns)) & pillow_chooses()
 
 
 @cache
 def pillow_chooses() -> bool:
-    """Whether this Pillow takes the columns first where that is less work, as 13 does; before, rows came first."""
+    """Says whether this Pillow begins with the columns if that is less work, as version 13 does.
+
+    Earlier versions always begin with the rows.
+    """
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (33, 28, 3), np.uint8))
     rows_first = noise.resize((32, 33), Image.Resampling.BILINEAR).resize((32, 32), Image.Resampling.BILINEAR)
     return noise.resize((32, 32), Image.Resampling.BILINEAR) != rows_first
 
 
 class _Work(NamedTuple):
-    """How much there is to do for some views, in plain numbers.
+    """The sizes of the work for some views, as plain numbers.
 
     Attributes:
-        high, wide: of the windows.
-        lines: of a picture, at most, that a window is made of.
-        down, across: pixels, at most, that one is made of, along the columns and along the rows; 1: nothing is resized.
-        filled: whether some window reaches over its plane.
+        high, wide: height and width of the windows.
+        lines: the most lines of a picture that a window is computed from.
+        down, across: the most pixels that one result is computed from, along the columns and along the rows; 1: nothing
+            is resized.
+        filled: whether some window reaches beyond its plane and has to be filled there.
     """
 
     high: int
@@ -140,7 +144,7 @@ def _taps(source: Tensor, target: Tensor) -> int:
 
 
 def _windows(pixels: Tensor, asked: _Asked) -> Tensor:
-    """`[B,high,wide,3]` uint8, rows first."""
+    """Computes the windows, `[B,high,wide,3]` uint8, with the pass along the rows first."""
     work = _Work.of(asked)
     at_a_time = max(1, MOST // (work.lines * work.wide))
     everything = torch.stack(list(asked)).split(at_a_time, dim=1)
@@ -175,15 +179,17 @@ def _some(pixels: Tensor, asked: _Asked, work: _Work) -> Tensor:
 
 
 class _Taps(NamedTuple):
-    """Which pixels of a line each result is the weighted sum of: `first [B,S]` and `weights [B,S,K]` int32."""
+    """The pixels of a line that each result is a weighted sum of: K from `first [B,S]` on, `weights [B,S,K]` int32."""
 
     first: Tensor
     weights: Tensor
 
     @classmethod
     def of(cls, places: Tensor, source: Tensor, target: Tensor, taps: int) -> "_Taps":
-        """For some places `[B,S]` of a line of `target [B]` results from `source [B]` pixels. In the order of Pillow's
-        steps, each of which rounds."""
+        """Computes the taps of places `[B,S]` in lines of `target [B]` results made from `source [B]` pixels.
+
+        The steps have Pillow's order, since each of them rounds.
+        """
         places, source = _clamped(places.clamp(min=0), target), source[:, None]
         step = source.double() / target[:, None].double()
         wide = step.clamp(min=1)
@@ -194,13 +200,16 @@ class _Taps(NamedTuple):
         distance = (first[..., None] + tap - centre[..., None] + 0.5) * (1 / wide)[..., None]
         weights = (1 - distance.abs()).clamp(min=0) * (tap < (end - first)[..., None])
         total = torch.zeros_like(centre)
-        for one in weights.unbind(-1):  # one after another: no other order rounds the same
+        for one in weights.unbind(-1):  # added in order: another order would round differently
             total = total + one
         return cls(first, (weights / total[..., None] * 2**BITS + 0.5).int())
 
 
 def _summed(of: Callable[[int], Tensor], weights: Tensor) -> Tensor:
-    """The weighted sum over taps, as uint8; `weights`: `[...,K,1]`, without the K as `of(0)`."""
+    """Computes the weighted sum over K taps, as uint8.
+
+    `of(k)` gives the pixels of tap k; `weights [...,K,1]` has their shape but for K.
+    """
     taps = weights.shape[-2]
     if taps == 1:
         return of(0)
@@ -211,7 +220,7 @@ def _summed(of: Callable[[int], Tensor], weights: Tensor) -> Tensor:
 
 
 def _places(size: int, begin: Tensor, flipped: Tensor | None = None) -> Tensor:
-    """`[B,size]`: where in its plane each pixel of a window lies."""
+    """Returns `[B,size]`: the place in its plane of each pixel of a window, along one side."""
     along = torch.arange(size, device=begin.device).expand(len(begin), size)
     if flipped is not None:
         along = torch.where(flipped.bool()[:, None], size - 1 - along, along)
@@ -219,7 +228,7 @@ def _places(size: int, begin: Tensor, flipped: Tensor | None = None) -> Tensor:
 
 
 def _clamped(places: Tensor, size: Tensor) -> Tensor:
-    """`[B,S]` within lines of size `[B]`."""
+    """Limits places `[B,S]` to lines of `size [B]` pixels."""
     return torch.minimum(places, size[:, None] - 1)
 
 

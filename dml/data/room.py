@@ -1,4 +1,4 @@
-"""How much memory is free for images, and one sentence where it is not enough."""
+"""Finds how much memory is free for images, and raises an error if it is not enough."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from dml.errors import UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
 
-# Limit, use, and the parts of the use that the system takes back at need: of version 2, and of 1.
+# Files with the limit, the use, and the parts of the use that the system can free: cgroups version 2, then version 1.
 KINDS = (
     ("memory.max", "memory.current", ("active_file", "inactive_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -18,33 +18,38 @@ KINDS = (
 
 
 def check_room(images: str, needed: int, device: torch.device, word: str, remedy: str) -> None:
-    """Raises UserError unless so many bytes of images fit into the memory of a device.
+    """Raises UserError unless some images fit into the free memory of a device.
 
     Args:
-        images: which, for the sentence.
-        word: of `dataset.cache`.
-        remedy: other words of it.
+        images: names the images in the message.
+        needed: bytes of the images.
+        device: whose memory is meant.
+        word: value of `dataset.cache`, for the message.
+        remedy: values of `dataset.cache` that the message proposes.
     """
     free = free_memory(device)
     if needed > free:
         where = "of memory" if device.type == "cpu" else f"on {device}"
         raise UserError(
-            f"dataset.cache={word} needs {_size(needed)} for {images}, and {_size(free)} {where} are free: set "
+            f"dataset.cache={word} needs {_size(needed)} for {images}, but {_size(free)} {where} are free: set "
             f"dataset.cache={remedy}, or a smaller image_size."
         )
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU, or for this process where a control group (of a scheduler, of a container) or the
-    machine limits it; pages that only hold files count as free."""
+    """Returns the free bytes of a GPU, or of the main memory that this process may use.
+
+    Main memory is limited by the machine and by control groups (of a scheduler or a container). Pages that only hold
+    files count as free.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return max(0, min([psutil.virtual_memory().available, *_of_groups()]))
 
 
 def _of_groups() -> Iterator[int]:
-    """What is left below each limit that this process is under."""
-    own = Path("/proc/self/cgroup")  # of Linux alone
+    """Yields how many bytes are left below each control group's limit on this process."""
+    own = Path("/proc/self/cgroup")  # exists on Linux only
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):

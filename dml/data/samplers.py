@@ -1,8 +1,8 @@
-"""Which images make a training batch, as a pure function of (seed, step), and of the clusters where there are some.
+"""Samplers choose the images of each training batch, as a pure function of (seed, step) and of clusters, if any.
 
 N training images, B = `batch_size` (the global batch, of all ranks together), K clusters. A sampler starts at
 `start_step` with exactly the batch that an uninterrupted run would draw there, and every rank takes its slice of the
-same global batch. It stores no state, and the number of ranks or a resume changes no batch.
+same global batch. A sampler stores no state, and neither the number of ranks nor a resume changes a batch.
 """
 
 import copy
@@ -19,12 +19,12 @@ Place = tuple[int, int, int]  # position in the training rows, step, place in th
 
 
 class Sampler:
-    """What all samplers share; `epoch` is theirs.
+    """The base class of all samplers, which implement `epoch`.
 
-    `rank`, `world_size` and `start_step` are set by the data module before iteration.
+    The data module sets `rank`, `world_size` and `start_step` before iteration.
 
     Raises:
-        UserError: on iteration, if the batch does not divide by the number of ranks.
+        UserError: on iteration, if the batch size is not divisible by the number of ranks.
     """
 
     draws_pairs = False  # image i of a batch and image i + B / 2 are a pair
@@ -40,34 +40,34 @@ class Sampler:
         return max(1, len(self.labels) // self.batch_size)
 
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
-        """The `steps_per_epoch` global batches of an epoch, positions `[B]` int64."""
+        """Yields the `steps_per_epoch` global batches of an epoch, positions `[B]` int64."""
         raise NotImplementedError
 
     def within(self, images: np.ndarray) -> Self:
-        """The same rule on some of the images alone, and on as few as there are.
+        """Returns a sampler with the same rule that draws from some of the images only, however few.
 
         Args:
-            images: positions `[n]`, n >= 1; the positions that it draws count along them.
+            images: positions `[n]`, n >= 1; the new sampler draws positions in this array, 0..n-1.
 
         Raises:
-            UserError: a rule that does not work inside clusters.
+            UserError: the rule does not work inside clusters.
         """
         raise UserError(
             f"{type(self).__name__} does not draw inside clusters: choose sampler=m_per_class or sampler=uniform."
         )
 
     def batches(self, start: int) -> Iterator[np.ndarray]:
-        """Global batches `[B]` from step `start` on, without end or up to where more has to be known."""
+        """Yields global batches `[B]` from step `start` on, without end or until new clusters are needed."""
         first, place = divmod(start, self.steps_per_epoch)
         for epoch in count(first):
             yield from islice(self.epoch(epoch), place if epoch == first else 0, None)
 
     def __iter__(self) -> Iterator[list[Place]]:
-        """This rank's part of every batch from `start_step` on."""
+        """Yields this rank's part of every batch from `start_step` on."""
         if self.batch_size % self.world_size:
             raise UserError(
-                f"sampler.batch_size={self.batch_size} does not divide by the {self.world_size} devices: "
-                "it is the batch of all of them together"
+                f"sampler.batch_size={self.batch_size} is not divisible by the {self.world_size} devices: choose a "
+                "multiple, since it is the batch of all devices together"
             )
         return self._places()
 
@@ -79,35 +79,36 @@ class Sampler:
 
 
 class MPerClass(Sampler):
-    """B / m classes at random without replacement, and m images of each; the batch lists class after class.
+    """Draws B / m classes at random without replacement, and m images of each; the batch lists class after class.
 
-    A class of at least m images gives m different ones. A smaller class gives all its images once before any comes
-    again, so that m is reached with as little repetition as possible; `within` a cluster of too few classes, classes
-    come again in the same way, with further images of theirs. Batches of an epoch are drawn independently of
-    one another, as is usual; an epoch is N // B batches.
+    A class of at least m images gives m different ones. A smaller class gives all its images once before any is
+    repeated. `within` a cluster of too few classes, classes are repeated in the same way, with further images of
+    theirs. The batches of an epoch are drawn independently of one another, as is usual; an epoch is N // B batches.
 
-    pytorch-metric-learning's `MPerClassSampler` is not used: it draws from NumPy's global generator, anew in every
-    process, and cannot be set to a step, so ranks would not share a global batch and a resume would repeat images.
+    pytorch-metric-learning's `MPerClassSampler` is not used: it draws from NumPy's global generator, differently in
+    every process, and cannot start at a step. Ranks would not share a global batch, and a resume would repeat images.
 
     Args:
         labels: `[N]` classes of the training images, any integers.
         batch_size: B, of all ranks together.
         seed: with the epoch, fixes every draw.
-        m: images of a class.
+        m: images per class.
 
     Raises:
-        UserError: B does not divide by m, or there are fewer than B / m classes.
+        UserError: B is not divisible by m, or there are fewer than B / m classes.
     """
 
     def __init__(self, labels: np.ndarray, batch_size: Size, seed: int, m: Size = 4) -> None:
         super().__init__(labels, batch_size, seed)
         if batch_size % m:
-            raise UserError(f"sampler.batch_size={batch_size} does not divide by sampler.m={m}")
+            raise UserError(
+                f"sampler.batch_size={batch_size} is not divisible by sampler.m={m}: choose a multiple of it"
+            )
         self.m = m
         self.classes = _Classes(labels)
         if len(self.classes) < batch_size // m:
             raise UserError(
-                f"a batch of {batch_size} with {m} images a class needs {batch_size // m} classes and there are "
+                f"a batch of {batch_size} with {m} images per class needs {batch_size // m} classes and there are "
                 f"{len(self.classes)}: set sampler.batch_size to at most {len(self.classes) * m}"
             )
 
@@ -120,7 +121,7 @@ class MPerClass(Sampler):
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         rng = np.random.default_rng([self.seed, epoch])
         wanted = self.batch_size // self.m
-        times, more = divmod(wanted, len(self.classes))  # 0 times but inside a small cluster
+        times, more = divmod(wanted, len(self.classes))  # times > 0 only inside a small cluster
         for _ in range(self.steps_per_epoch):
             classes = rng.choice(len(self.classes), min(wanted, len(self.classes)), replace=False)
             counts = [self.m * (times + (i < more)) for i in range(len(classes))]
@@ -130,7 +131,7 @@ class MPerClass(Sampler):
 
 
 class _Classes:
-    """The positions of each class, the classes in ascending order: two arrays, however many classes there are."""
+    """The positions of each class's images, classes ascending; held in two arrays for any number of classes."""
 
     def __init__(self, labels: np.ndarray) -> None:
         self._order = np.argsort(labels, kind="stable")  # images class after class
@@ -144,13 +145,13 @@ class _Classes:
 
 
 class Pairs(Sampler):
-    """ABE's batches (section 4): B / 2 images at random, a positive partner for the first half of them and a negative
-    one for the second.
+    """Draws ABE's batches (section 4): B / 4 positive pairs and B / 4 negative pairs.
 
-    Image i and image i + B / 2 of a batch are a pair. The first images of the pairs are drawn without replacement, the
-    partners uniformly among the other images of the same class or among those of all other classes; a partner may
-    stand elsewhere in the batch too. Positive pairs come from classes with at least two images. Batches of an epoch
-    are drawn independently of one another; an epoch is N // B batches.
+    Image i and image i + B / 2 of a batch are a pair; the first quarter of the batch begins positive pairs, the second
+    quarter negative ones. The first images of all pairs are drawn without replacement. A partner is drawn uniformly
+    from the other images of the same class, or from the images of all other classes, and may occur elsewhere in the
+    batch too. Positive pairs are of classes with at least two images. The batches of an epoch are drawn independently
+    of one another; an epoch is N // B batches.
 
     Args:
         labels: `[N]` classes of the training images, any integers.
@@ -158,7 +159,7 @@ class Pairs(Sampler):
         seed: with the epoch, fixes every draw.
 
     Raises:
-        UserError: B does not divide by 4, or there are too few images or classes.
+        UserError: B is not divisible by 4, or there are too few images or classes.
     """
 
     draws_pairs = True
@@ -167,7 +168,8 @@ class Pairs(Sampler):
         super().__init__(labels, batch_size, seed)
         if batch_size % 4:
             raise UserError(
-                f"sampler.batch_size={batch_size} does not divide by 4: half of its pairs are positive, half negative"
+                f"sampler.batch_size={batch_size} is not divisible by 4: choose a multiple of 4, since half of the "
+                "pairs are positive and half negative"
             )
         _, self.group, self.size = np.unique(labels, return_inverse=True, return_counts=True)
         self.order = np.argsort(self.group, kind="stable")  # images class after class
@@ -186,7 +188,7 @@ class Pairs(Sampler):
         quarter = self.batch_size // 4
         for _ in range(self.steps_per_epoch):
             first = rng.choice(self.paired, quarter, replace=False)
-            # Among all images but those: drawn as if they were numbered without them, then numbered again with them.
+            # Drawn from all images but `first`: numbers that leave those out, then shifted to count them again.
             second = rng.choice(len(self.labels) - quarter, quarter, replace=False)
             second += np.searchsorted(np.sort(first) - np.arange(quarter), second, side="right")
             yield np.concatenate([first, second, self._positives(first, rng), self._negatives(second, rng)])
@@ -198,13 +200,13 @@ class Pairs(Sampler):
     def _negatives(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         start, size = self.start[self.group[images]], self.size[self.group[images]]
         drawn = rng.integers(0, len(self.labels) - size)
-        return self.order[np.where(drawn < start, drawn, drawn + size)]  # steps over the class
+        return self.order[np.where(drawn < start, drawn, drawn + size)]  # skips the image's own class
 
 
 class Uniform(Sampler):
-    """Every image once an epoch, shuffled; the last partial batch is dropped. Proxy losses use it.
+    """Draws every image once an epoch, in random order; the last, partial batch is dropped. Proxy losses use it.
 
-    `within` a cluster smaller than a batch its images come as often as a batch needs.
+    `within` a cluster that is smaller than a batch, images are repeated as often as needed.
 
     Args:
         labels: `[N]` classes of the training images; only their number counts.
@@ -218,7 +220,9 @@ class Uniform(Sampler):
     def __init__(self, labels: np.ndarray, batch_size: Size, seed: int) -> None:
         super().__init__(labels, batch_size, seed)
         if len(labels) < batch_size:
-            raise UserError(f"sampler.batch_size={batch_size} is more than the {len(labels)} training images")
+            raise UserError(
+                f"sampler.batch_size={batch_size} is more than the {len(labels)} training images: choose a smaller one"
+            )
 
     def within(self, images: np.ndarray) -> Self:
         part = copy.copy(self)
@@ -233,28 +237,28 @@ class Uniform(Sampler):
 
 
 class Clusters(Sampler):
-    """A cluster drawn uniformly, then a batch inside it (DCES, section 3.3); from step `whole_from` on, all images.
+    """Draws a cluster uniformly, then a batch inside it (DCES, section 3.3); from step `whole_from` on, of all images.
 
-    Inside a cluster batches are drawn by the rule of another sampler, as a stream of their own that goes on where the
-    cluster is drawn again. Clusters of fewer than two classes have no negatives and are not drawn: the others are,
-    uniformly. With one cluster of everything the batches are those of the other sampler.
+    Inside each cluster another sampler's rule draws a stream of batches, which continues whenever the cluster is drawn
+    again. Clusters of fewer than two classes have no negatives and are never drawn. With one cluster of all images the
+    batches are those of the other sampler.
 
     Args:
-        sampler: the rule.
-        period: steps between two calls of `regroup`; iteration ends there until it has been called.
-        whole_from: step.
+        sampler: the other sampler, whose rule is used.
+        period: steps between two calls of `regroup`; iteration ends there until it is called.
+        whole_from: step from which batches are drawn from all images.
     """
 
     def __init__(self, sampler: Sampler, period: int, whole_from: int) -> None:
         super().__init__(sampler.labels, sampler.batch_size, sampler.seed)
         self.rule, self.period, self.whole_from = sampler, period, whole_from
-        self.clusters: list[tuple[np.ndarray, Sampler]] = []  # those that are drawn
+        self.clusters: list[tuple[np.ndarray, Sampler]] = []  # those of two classes or more
 
     def regroup(self, learner: np.ndarray) -> None:
-        """From now on the clusters are these: the learner `[N]`, 0..K-1, of each image.
+        """Sets the clusters from the learner `[N]`, 0..K-1, of each image.
 
         Raises:
-            UserError: no cluster has two classes, or a rule that does not work inside clusters.
+            UserError: no cluster has two classes, or the rule does not work inside clusters.
         """
         members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
         drawn = [images for images in members if len(np.unique(self.labels[images])) > 1]
@@ -268,12 +272,12 @@ class Clusters(Sampler):
         return self._clustered(start)
 
     def _clustered(self, start: int) -> Iterator[np.ndarray]:
-        """To the end of the period."""
+        """Yields batches up to the end of the period."""
         since = start - start % self.period
         length = min(self.period, self.whole_from - since)
         choice = np.random.default_rng([self.seed, since, 1]).integers(len(self.clusters), size=length)
         seen = np.bincount(choice[: start - since], minlength=len(self.clusters))
-        # Each cluster's stream starts at the period's first step: no period draws what another has drawn.
+        # Each cluster's stream starts at the period's first step, so that no period repeats the draws of another.
         streams = [rule.batches(since + int(n)) for n, (_, rule) in zip(seen, self.clusters, strict=True)]
         for k in choice[start - since :]:
             yield self.clusters[k][0][next(streams[k])]

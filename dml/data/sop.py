@@ -1,6 +1,7 @@
 """Stanford Online Products (Oh Song et al. 2016): 22,634 products; the 11,318 of `Ebay_train.txt` train.
 
-`Ebay_train.txt Ebay_test.txt` with a line `image_id class_id super_class_id path`, and twelve folders `<kind>_final/`.
+Layout: `Ebay_train.txt Ebay_test.txt` with lines `image_id class_id super_class_id path`, and twelve folders
+`<kind>_final/`.
 """
 
 from pathlib import Path, PurePosixPath
@@ -14,14 +15,14 @@ LISTS = {"train": "Ebay_train.txt", "test": "Ebay_test.txt"}
 
 
 def sop(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Records:
-    """Products as classes.
+    """Reads Stanford Online Products; each product is a class.
 
     Args:
         root: the folder `Stanford_Online_Products`.
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files missing or damaged.
+        UserError: files are missing or damaged.
     """
     folder = Path(root)
     items = [
@@ -34,13 +35,13 @@ def sop(root: str, strict: bool = True, unreadable: Unreadable = "stop") -> Reco
 
 
 def arrange(folder: Path) -> None:
-    """Parquet files, as on Hugging Face, into the official layout: columns image, class_id, super_class_id and path.
+    """Turns Hugging Face's Parquet files (columns image, class_id, super_class_id, path) into the official layout.
 
     Args:
         folder: where the sources were unpacked.
 
     Raises:
-        UserError: a damaged file, or one with other columns.
+        UserError: a file is damaged or has other columns.
     """
     tables = sorted(folder.rglob("*.parquet"))
     for role, name in LISTS.items() if tables else ():
@@ -49,7 +50,9 @@ def arrange(folder: Path) -> None:
             for image, label, kind, path in parquet(table, ("image", "class_id", "super_class_id", "path")):
                 relative = PurePosixPath(path)
                 if relative.is_absolute() or ".." in relative.parts:
-                    raise UserError(f"{table.name} has an image at {path!r}, which leads out of its folder")
+                    raise UserError(
+                        f"{table.name} has an image at {path!r}, which leads out of its folder: fetch it elsewhere"
+                    )
                 write_anew(folder / relative, image)
                 rows.append(f"{len(rows)} {label} {kind} {path}")
         write_anew(folder / name, ("\n".join(rows) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Archives and folders, unpacked into one place: never out of it, over the user's own files, or beyond the disk."""
+"""Unpacks archives and folders into one folder: never outside it, over files of the user, or beyond the disk."""
 
 import os
 import shutil
@@ -15,21 +15,27 @@ from dml.errors import UserError
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tbz2", ".txz")
 OTHERS = (*ARCHIVES, ".gz", ".bz2", ".xz", ".7z", ".rar")
 LITTER = ("__MACOSX", ".DS_Store", "Thumbs.db")
-SPARE = 10**9  # bytes that unpacking leaves free
-MOST = 5_000_000  # entries of an archive
+SPARE = 10**9  # bytes that unpacking leaves free on the disk
+MOST = 5_000_000  # entries that an archive may have
 
 
 class DamagedArchive(UserError):
-    """An archive that is cut short or none."""
+    """An archive is cut short, or the file is no archive."""
 
 
 def take(path: Path, staging: Path) -> None:
-    """An archive's content, a folder's with that of archives in it, or the file itself, into the staging folder.
+    """Puts a source into the staging folder: an archive's content, a folder's content, or a single file.
+
+    Archives directly inside a folder are unpacked too.
+
+    Args:
+        path: of the source.
+        staging: folder to fill.
 
     Raises:
-        Damaged: an archive that is cut short, or none.
-        UserError: one with links, or names that lead out of the folder; what is there already; no regular file; or more
-            than the disk has to spare.
+        DamagedArchive: an archive is cut short, or is no archive.
+        UserError: an archive has links or names that lead out of the folder, a file exists already, the source is no
+            regular file, or the content is larger than the disk has room for.
     """
     if path.is_dir():
         for inner in sorted(path.iterdir()):
@@ -48,7 +54,7 @@ def take(path: Path, staging: Path) -> None:
     with path.open("rb") as file:
         start = file.read(512)
     if b"<html" in start.lower() or b"<!doctype html" in start.lower():
-        raise DamagedArchive(f"{path} is a web page and no archive: its address wants a login, or is dead.")
+        raise DamagedArchive(f"{path} is a web page and no archive: its address is dead or wants a login.")
     try:
         if start.startswith((b"PK\3\4", b"PK\5\6")):
             with zipfile.ZipFile(path) as archive:
@@ -62,22 +68,22 @@ def take(path: Path, staging: Path) -> None:
             _link(path, staging / path.name)
     except UserError:
         raise
-    except Exception as error:  # zipfile's, tarfile's, zlib's, lzma's: whatever damaged bytes lead to
+    except Exception as error:  # of zipfile, tarfile, zlib or lzma, for damaged bytes
         if isinstance(error, OSError) and error.errno:
             raise
         raise DamagedArchive(f"{path} is cut short or damaged: fetch it again ({error}).") from None
 
 
 def _litter(name: str) -> bool:
-    """What operating systems leave."""
+    """Says whether an entry is one that operating systems leave behind."""
     parts = PurePosixPath(name).parts
     return any(part in LITTER or part.startswith("._") for part in parts)
 
 
 def _link(path: Path, to: Path) -> None:
-    """A file of the user's stays where it is; without a copy where the file system can."""
+    """Links a user's file into the folder, or copies it if the file system cannot link it."""
     if os.path.lexists(to):
-        raise UserError(f"two sources hold {to.name}: name one of them.")
+        raise UserError(f"two sources hold {to.name}: give only one of them as source.")
     whole = os.path.realpath(path)
     try:
         os.link(whole, to)
@@ -123,7 +129,7 @@ def _untar(archive: tarfile.TarFile, path: Path, staging: Path) -> None:
 
 
 class _Room:
-    """What the disk has for an archive, whose few bytes may claim any size."""
+    """Counts what an archive unpacks to, since a small archive may claim any size, and compares it with the disk."""
 
     def __init__(self, path: Path, staging: Path) -> None:
         self.path, self.place = path, staging.parent
@@ -131,20 +137,22 @@ class _Room:
         self.size = self.entries = 0
 
     def take(self, size: int) -> None:
-        """Raises UserError where an entry of this size is too much."""
+        """Counts an entry of this size. Raises UserError if it is too much."""
         self.size += size
         self.entries += 1
         if self.size > self.free:
             raise UserError(
                 f"{self.path} unpacks to {self.size / 1e9:.1f} GB and more, and {self.place} has "
-                f"{max(0, self.free) / 1e9:.1f} GB to spare."
+                f"{max(0, self.free) / 1e9:.1f} GB to spare: free some disk space."
             )
         if self.entries > MOST:
-            raise UserError(f"{self.path} holds more than {MOST} files, more than any of these data sets.")
+            raise UserError(
+                f"{self.path} holds more than {MOST} files, more than any of these data sets: it is a wrong file."
+            )
 
 
 def _target(path: Path, name: str, staging: Path) -> Path:
-    """Raises UserError for a name that leads out of the folder."""
+    """Returns where an entry is to be written. Raises UserError for a name that leads out of the folder."""
     pure = PurePosixPath(name.replace("\\", "/"))
     if pure.is_absolute() or ".." in pure.parts or (pure.parts and pure.parts[0].endswith(":")):
         raise UserError(f"{path} holds {name!r}, which leads out of its folder: fetch it elsewhere.")
@@ -153,7 +161,9 @@ def _target(path: Path, name: str, staging: Path) -> Path:
 
 def _write(path: Path, name: str, content: IO[bytes], target: Path) -> None:
     if target.exists():
-        raise UserError(f"{path} holds {name!r}, which is there already, from it or from another source.")
+        raise UserError(
+            f"{path} holds {name!r}, which exists already, from this or another source: remove one of the two."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
         shutil.copyfileobj(content, file, 2**20)

@@ -1,7 +1,7 @@
 """PKU VehicleID (Liu et al. 2016): vehicles by their identity, with three tests of different size.
 
-`train_test_split/train_list.txt`, `test_list_800.txt` (small), `test_list_1600.txt`, `test_list_2400.txt`, with a line
-`image vehicle`, and `image/`.
+Layout: `image/`, and `train_test_split/` with `train_list.txt`, `test_list_800.txt` (small), `test_list_1600.txt`
+(medium) and `test_list_2400.txt` (large), whose lines are `image vehicle`.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from dml.data.official import Line, lines, records
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
 
-# Papers print the first numbers; the lists that are handed out have the second.
+# Papers print the first numbers; the lists that the authors hand out have the second ones.
 TRAIN = [(13134, 110178), (13164, 113346)]
 TESTS = {
     "small": [(800, 7332), (800, 6493)],
@@ -23,15 +23,15 @@ TESTS = {
 def vehicleid(
     root: str, test: Literal["small", "medium", "large"] = "small", strict: bool = True, unreadable: Unreadable = "stop"
 ) -> Records:
-    """Vehicles as classes; `protocol=vehicleid` draws the gallery.
+    """Reads VehicleID; each vehicle is a class, and `protocol=vehicleid` draws the gallery.
 
     Args:
         root: the folder that holds `image/` and `train_test_split/`.
-        test: which of the three.
-        strict, unreadable: see `dml.data.official.records`. Images of the other tests lie there too.
+        test: which of the three tests: `small`, `medium` or `large`.
+        strict, unreadable: see `dml.data.official.records`. Images of the other tests may lie in the folder too.
 
     Raises:
-        UserError: files missing or damaged, or an option that is none.
+        UserError: files are missing or damaged, or an option is unknown.
     """
     if test not in TESTS:
         raise UserError(f"dataset.test={test} is unknown: choose {', '.join(TESTS)}.")

@@ -1,8 +1,8 @@
-"""What a transform does to one picture, as numbers: the draws of an image, and all that a device needs to carry it out.
+"""Views: what a transform does to one picture, as numbers from which any device can make the image.
 
-A view takes a box of the picture, resizes it to a plane, and cuts a window out of that, which may be flipped and may
-reach over the plane's edge. It is drawn by torchvision's own transforms, so that Pillow, which carries them out one
-image at a time, and `dml.data.resampling`, which does so for a batch on any device, see the same draws.
+A view takes a box of the picture, resizes it to a plane, and cuts a window out of the plane; the window may be flipped
+and may reach beyond the plane's edge. torchvision's own transforms draw the random numbers. Pillow (one image at a
+time) and `dml.data.resampling` (a batch on any device) therefore see the same draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,14 @@ from dml.errors import UserError
 
 
 class View(NamedTuple):
-    """Whole numbers, of pixels.
+    """A view of one picture, in whole numbers of pixels.
 
     Attributes:
         top, left, height, width: the box of the picture.
-        rows, columns: of the plane, to which the box is resized.
-        down, right: where in the plane the window begins; negative where it begins outside.
-        high, wide: of the window, which is the result.
-        flipped: 1 where the window is flipped from left to right.
+        rows, columns: size of the plane to which the box is resized.
+        down, right: where in the plane the window begins; negative if it begins outside.
+        high, wide: size of the window, which is the result.
+        flipped: 1 if the window is flipped from left to right.
     """
 
     top: int
@@ -39,7 +39,7 @@ class View(NamedTuple):
 
     @classmethod
     def whole(cls, height: int, width: int) -> "View":
-        """A picture as it is."""
+        """Returns the view that leaves a picture of this size unchanged."""
         return cls(0, 0, height, width, height, width, 0, 0, height, width, 0)
 
     @property
@@ -48,10 +48,10 @@ class View(NamedTuple):
 
 
 def drawn(moves: Sequence[Any], height: int, width: int) -> View:
-    """What `moves` do to a picture of this size; takes from torch's generator what they would take.
+    """Draws the view that `moves` make of a picture of this size, with the same random numbers as they would use.
 
     Raises:
-        UserError: a transform that is no view.
+        UserError: a transform that cannot be written as a view.
     """
     view = View.whole(height, width)
     for move in moves:
@@ -109,7 +109,7 @@ def _reader(move: Any) -> Callable[[Any, View], View]:
 
 
 def refused(move: Any) -> UserError:
-    """The sentence on what no view is, or not in its place."""
+    """Returns the error for a transform that cannot be written as a view, at all or at its place."""
     return UserError(
         f"dataset.cache=device cannot do {type(move).__name__} of the transform on batches: set dataset.cache=disk "
         "or memory, or choose another transform, such as transform=resized_crop."
@@ -117,11 +117,11 @@ def refused(move: Any) -> UserError:
 
 
 def _check_untouched(move: Any, view: View) -> None:
-    """Raises UserError for a second resize, and for one of what was cropped."""
+    """Raises UserError for a resize after another resize or a crop."""
     if not view.untouched:
         raise refused(move)
 
 
 def _params(move: Any, height: int, width: int) -> dict[str, Any]:
-    """What torchvision draws for a picture of this size, which is not needed itself."""
+    """Lets torchvision draw for a picture of this size; the picture itself is not needed."""
     return move.make_params([torch.empty(()).expand(3, height, width)])

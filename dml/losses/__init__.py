@@ -1,4 +1,4 @@
-"""Losses: those of pytorch-metric-learning behind one call form, and what it lacks."""
+"""Losses: those of pytorch-metric-learning with one call form for all, and others that it lacks."""
 
 from dml.losses.loss import Loss
 

@@ -1,5 +1,7 @@
-"""Formulas that pytorch-metric-learning lacks, or has with sizes that depend on values, so that every step would wait
-for the device; as pure functions of tensors.
+"""Loss formulas as pure functions of tensors.
+
+pytorch-metric-learning lacks them, or makes tensors whose sizes depend on values, so that every step would wait for the
+device.
 
 N images of a batch, L learners, d width of one learner.
 """
@@ -13,9 +15,9 @@ from torch.nn import functional as F
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Squared Euclidean distances `[N,M]` of unit-norm rows `a [N,d]` and `b [M,d]`.
+    """Returns the squared Euclidean distances `[N,M]` of unit-norm rows `a [N,d]` and `b [M,d]`.
 
-    From the inner product, so that the gradient at distance zero is zero and not NaN (as a root's would be).
+    They are computed from inner products, so that the gradient at distance zero is zero and not NaN (as with a root).
     """
     return (2 - 2 * a @ b.mT).clamp(min=0)
 
@@ -40,9 +42,9 @@ def contrastive(embeddings: Tensor, labels: Tensor, margin: float = 1.0) -> Tens
 
 
 def contrastive_of_pairs(embeddings: Tensor, labels: Tensor, margin: float = 1.0) -> Tensor:
-    """`contrastive` over the pairs that the sampler drew alone: image i and image i + N/2 (ABE section 4).
+    """Contrastive loss over only the pairs that the sampler drew: image i and image i + N/2 (ABE section 4).
 
-    The sum of eq. 10 runs over both orders of each pair, so that this is their mean over the N/2 pairs.
+    The sum of eq. 10 counts both orders of each pair, so this is the mean over the N/2 pairs.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm, in the order of `dml.data.samplers.Pairs`.
@@ -60,8 +62,8 @@ def contrastive_of_pairs(embeddings: Tensor, labels: Tensor, margin: float = 1.0
 def cosine_contrastive(embeddings: Tensor, labels: Tensor, margin: float = 0.5) -> Tensor:
     """Contrastive loss on cosine similarities s, as in the code of DIABLO's authors (pierre-jacob/ICCV2019-Horde).
 
-    `1/2 mean_pos (1 - s)^2 + 1/2 mean_active [s - margin]_+`: over all positive pairs, and over the negative ones that
-    are more similar than the margin. A kind of pair that the batch lacks contributes zero.
+    `1/2 mean_pos (1 - s)^2 + 1/2 mean_active [s - margin]_+`: the means are over all positive pairs, and over the
+    negative pairs that are more similar than the margin. A kind of pair that the batch lacks contributes zero.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
@@ -79,9 +81,9 @@ def cosine_contrastive(embeddings: Tensor, labels: Tensor, margin: float = 0.5) 
 def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
     """Divergence loss: pushes the learners' embeddings of one image apart (ABE eq. 9).
 
-    `1/N sum_i sum_{p,q} [margin - D(i_p, i_q)^2]_+` over ordered pairs of different learners. The paper sums
-    over the images without the 1/N of its eq. 10; divided by N here as there. What a weight of it means depends on
-    the metric loss and its pairs all the same (`dml.methods.balance`). The pairs p = q would only add a constant.
+    `1/N sum_i sum_{p,q} [margin - D(i_p, i_q)^2]_+` over ordered pairs of different learners. The paper's eq. 9 lacks
+    the factor 1/N of its eq. 10; here both have it. The effect of a weight on this loss still depends on the metric
+    loss and its pairs (`dml.methods.balance`). The pairs p = q would only add a constant.
 
     Args:
         embeddings: `[N,L,d]`, unit norm per learner.
@@ -99,8 +101,8 @@ def binomial_deviance(
 ) -> Tensor:
     """Binomial deviance of cosine similarities (Yi et al. 2014; DIABLO section 3.5, DeML section 4.1).
 
-    `mean_pos log(1 + exp(-alpha (s - beta))) + mean_neg log(1 + exp(alpha gamma (s - beta)))`: normalised by the
-    number of positive and of negative pairs; a kind of pair that the batch lacks contributes zero.
+    `mean_pos log(1 + exp(-alpha (s - beta))) + mean_neg log(1 + exp(alpha gamma (s - beta)))`, means over the positive
+    and over the negative pairs; a kind of pair that the batch lacks contributes zero.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
@@ -122,13 +124,14 @@ def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def instance(embeddings: Tensor, labels: Tensor, gamma: float = 64.0) -> Tensor:
-    """Instance loss within a batch (Zheng et al. 2020): which class each image is of, by one image of each class.
+    """Instance loss within a batch (Zheng et al. 2020): classifies each image among one image of each class.
 
-    The first image of each class in the batch is the class; the softmax over these of `gamma` times the cosine
-    similarities should find that of each other image. The mean over these others; zero where there are none.
+    The first image of each class in the batch stands for its class. The logits of every other image are `gamma` times
+    its cosine similarities to these first images. The value is the mean cross-entropy of the other images; zero if
+    there are none.
 
-    pytorch-metric-learning's InstanceLoss takes the rank of a label for the place of its image in the batch, which is
-    meant for batches of one image a class.
+    pytorch-metric-learning's InstanceLoss uses the rank of a label as the place of its image in the batch, which is
+    only right for batches with one image per class.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
@@ -154,15 +157,16 @@ def ranked_list(
 ) -> Tensor:
     """Ranked list loss (Wang et al. 2019, eq. 3 to 10), with Euclidean distances D.
 
-    `1/N sum_i (1 - imbalance) mean_pos [D - (alpha - margin)]_+ + imbalance mean_neg [alpha - D]_+`, the means of an
-    image over its pairs that violate the bound, weighted by `exp(temperature * violation)`; zero where there are none.
+    `1/N sum_i (1 - imbalance) mean_pos [D - (alpha - margin)]_+ + imbalance mean_neg [alpha - D]_+`. The means of an
+    image are over its pairs that violate the bound, weighted by `exp(temperature * violation)`; zero if there are none.
 
-    pytorch-metric-learning's is the same but for 1e-5 in its denominators, and warns of the paper's temperature.
+    pytorch-metric-learning's RankedListLoss is the same except for 1e-5 in its denominators, and it warns of the
+    paper's temperature.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
         labels: `[N]`.
-        temperatures: of positive and of negative pairs.
+        temperatures: of the weights of positive and of negative pairs.
 
     Returns:
         Scalar.
@@ -178,10 +182,10 @@ def ranked_list(
 
 
 def multi_similarity_pairs(embeddings: Tensor, labels: Tensor, epsilon: float = 0.1) -> tuple[Tensor, Tensor]:
-    """The pairs that multi-similarity mines (Wang et al. 2019, eq. 11 and 12).
+    """Selects the pairs that multi-similarity mines (Wang et al. 2019, eq. 11 and 12).
 
-    A positive pair (i,j) counts if it is less similar than the most similar negative of i, plus epsilon; a negative
-    pair if it is more similar than the least similar positive of i, minus epsilon.
+    A positive pair (i,j) is selected if its similarity is below that of the most similar negative of i, plus epsilon; a
+    negative pair if its similarity is above that of the least similar positive of i, minus epsilon.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
@@ -198,7 +202,7 @@ def multi_similarity_pairs(embeddings: Tensor, labels: Tensor, epsilon: float = 
 
 
 def all_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`[N]` -> which pairs of images are positive and which are negative, `[N,N]` bool each."""
+    """Returns which pairs of the images with labels `[N]` are positive and which are negative, `[N,N]` bool each."""
     same = labels[:, None] == labels[None, :]
     own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return same & ~own, ~same
@@ -211,11 +215,11 @@ def multi_similarity(
 
     `1/N sum_i 1/alpha log(1 + sum_pos exp(-alpha (s_ij - base))) + 1/beta log(1 + sum_neg exp(beta (s_ij - base)))`
 
-    As in pytorch-metric-learning, zero where no more than one positive and one negative pair are left.
+    As in pytorch-metric-learning, the value is zero if at most one positive and at most one negative pair are selected.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
-        positive, negative: `[N,N]` bool, the pairs that count.
+        positive, negative: `[N,N]` bool, the selected pairs.
         base: lambda of the paper.
 
     Returns:
@@ -229,15 +233,15 @@ def multi_similarity(
 
 
 def _softplus_of_sum(exponents: Tensor, mask: Tensor) -> Tensor:
-    """`[N,M] -> [N]`, `log(1 + sum_j exp(x_ij))` over the mask."""
+    """Computes `log(1 + sum_j exp(x_ij))` over the mask, `[N,M] -> [N]`."""
     return F.pad(exponents.masked_fill(~mask, -torch.inf), (0, 1)).logsumexp(1)
 
 
 def activation_decay(outputs: Tensor, weights: Sequence[Tensor], decay: float, unit_rows: float) -> Tensor:
     """Keeps the outputs of learners small, and the rows of their layers at unit norm (DeML eq. 6).
 
-    `decay / (2 L N) sum |outputs|^2 + unit_rows sum_l tr[(W_l W_l^T - I) * (W_l W_l^T - I)]`, the product elementwise:
-    on the diagonal are the rows' squared norms.
+    `decay / (2 L N) sum |outputs|^2 + unit_rows sum_l tr[(W_l W_l^T - I) * (W_l W_l^T - I)]`, with an elementwise
+    product, so that the trace only sees the rows' squared norms.
 
     Args:
         outputs: `[N,L,d]`, not normalised.
@@ -252,7 +256,7 @@ def activation_decay(outputs: Tensor, weights: Sequence[Tensor], decay: float, u
 
 
 def discrepancy(mapped: Tensor) -> Tensor:
-    """What is between the learners of an image: `1/N sum_n sum_{j,j'} |a_nj - a_nj'|^2` (DeML eq. 4).
+    """Measures how far apart the learners of an image are: `1/N sum_n sum_{j,j'} |a_nj - a_nj'|^2` (DeML eq. 4).
 
     Args:
         mapped: `[N,J,d]`, the adversary's outputs a.
@@ -276,5 +280,5 @@ class _Reverse(torch.autograd.Function):
 
 
 def reverse(values: Tensor) -> Tensor:
-    """The values, whose gradient comes back with the other sign (Ganin et al. 2016; DeML Fig. 3c)."""
+    """Returns the values unchanged, but reverses the sign of their gradient (Ganin et al. 2016; DeML Fig. 3c)."""
     return _Reverse.apply(values)

@@ -1,4 +1,4 @@
-"""One call form for every loss: `loss(embeddings [N,d], labels [N]) -> scalar`, or a dict of named scalars."""
+"""The one call form of all losses: `loss(embeddings [N,d], labels [N]) -> scalar`, or a dict of named scalars."""
 
 import inspect
 from typing import Any
@@ -20,7 +20,7 @@ from dml.configuration.components import Waits
 from dml.configuration.ranges import Positive, WholeNumber
 from dml.errors import UserError
 
-# Of pytorch-metric-learning: those on vectors of the classes, and those that refuse pairs in their first step.
+# Losses of pytorch-metric-learning that learn vectors of the classes, or that refuse pairs when they are called.
 WITHOUT_PAIRS = (WeightMixin, InstanceLoss, P2SGradLoss, PNPLoss, RankedListLoss, VICRegLoss)
 
 
@@ -28,18 +28,18 @@ class Loss(nn.Module, Waits):
     """A loss of one learner with its miner, computed in float32 whatever the trainer's precision.
 
     Args:
-        loss: from pytorch-metric-learning, or any module of the same call form.
-        miner: chooses the pairs or triplets that the loss sees: from pytorch-metric-learning, or any module of the same
-            call form; one with `masks = True` gives positive and negative pairs as `[N,N]` bool. Whatever it gives
-            comes to the loss in the form that it takes. With a cross-batch memory it mines there. It draws from torch's
+        loss: from pytorch-metric-learning, or any module with the same call form.
+        miner: chooses the pairs or triplets that the loss sees: from pytorch-metric-learning, or any module with the
+            same call form. A miner with `masks = True` gives positive and negative pairs as `[N,N]` bool; its result is
+            converted to the form that the loss takes. With a cross-batch memory it mines there. It draws from torch's
             global generator, which is seeded by the step.
-        lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this.
-        memory_from: of a cross-batch memory: batches before it is used (GSP section 1.6.7: 1,000); until then its
+        lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this factor.
+        memory_from: number of batches before a cross-batch memory is used (GSP section 1.6.7: 1,000); until then the
             loss sees the batch alone, without the memory's miner.
 
     Raises:
-        UserError: `memory_from` without a memory, or no whole number; a miner for a loss that takes no pairs, or one
-            that cannot mine in a memory.
+        UserError: `memory_from` is set without a memory, the miner is for a loss that takes no pairs, or it cannot mine
+            in a memory.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class Loss(nn.Module, Waits):
     ) -> None:
         super().__init__()
         if memory_from and not isinstance(loss, CrossBatchMemory):
-            raise UserError(f"loss.memory_from={memory_from} is for a loss with a memory: choose loss=xbm.")
+            raise UserError(
+                f"loss.memory_from={memory_from} needs a loss with a memory: choose loss=xbm or set loss.memory_from=0."
+            )
         if miner is not None:
             _check_miner(loss, miner)
         if miner is not None and isinstance(loss, CrossBatchMemory):
@@ -55,29 +57,32 @@ class Loss(nn.Module, Waits):
         self.loss = loss
         self.miner = miner
         self.lr_factor = lr_factor
-        self.memory_from, self.batches = memory_from, 0  # so many seen while it is not used yet
+        self.memory_from, self.batches = memory_from, 0  # batches: counted only until the memory is used
         parameters = list(inspect.signature(loss.forward).parameters.values())[2:]  # after embeddings and labels
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         self.takes = {p.name for p in named}
         self.needs = {p.name for p in named if p.default is p.empty}
 
     def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> Tensor | dict[str, Tensor]:
-        """`embeddings [N,d]` of unit norm, `labels [N]` int64 -> a scalar, or named ones whose sum is minimised.
+        """Computes the loss: a scalar, or named scalars whose sum is minimised.
 
         Args:
-            auxiliary: what a step knows besides, a row an image: `norms [N]` of the outputs before they were scaled,
-                `index [N]` of the images in the records, and whatever the method computed. A loss gets what its
-                `forward` has parameters of the same name for.
+            embeddings: `[N,d]`, rows of unit norm.
+            labels: `[N]` int64.
+            auxiliary: other values of the step, one row per image: `norms [N]` of the outputs before normalisation,
+                `index [N]`, the images' rows in the records, and those that the method computes. A loss gets the ones
+                that its `forward` has parameters of the same name for.
 
         Raises:
-            UserError: a cross-batch memory smaller than the batch; a loss that needs what the method does not compute.
+            UserError: the cross-batch memory is smaller than the batch, or the loss needs a value that the method does
+                not compute.
         """
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
         if isinstance(self.loss, CrossBatchMemory) and self.loss.memory_size < len(embeddings):
             raise UserError(
                 f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {len(embeddings)}: "
-                "set loss.loss.memory_size to several batches."
+                "set loss.loss.memory_size to the size of several batches."
             )
         loss: Any = self.loss
         if self.batches < self.memory_from:
@@ -85,8 +90,8 @@ class Loss(nn.Module, Waits):
             loss = self.loss.loss
         if lacking := sorted(self.needs - auxiliary.keys()):
             raise UserError(
-                f"{type(loss).__name__} needs {', '.join(lacking)} of a step, which this method does not compute: it "
-                f"has {', '.join(sorted(auxiliary)) or 'embeddings and labels alone'}."
+                f"{type(loss).__name__} needs {', '.join(lacking)}, which this method does not compute: choose another "
+                f"loss; available are {', '.join(sorted(auxiliary)) or 'embeddings and labels alone'}."
             )
         wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -95,7 +100,7 @@ class Loss(nn.Module, Waits):
         return value
 
     def _mined(self, miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """What the miner chooses, in the form that the loss takes: masks, or indices of pairs or triplets."""
+        """Runs the miner and converts its result to what the loss takes: masks, or indices of pairs or triplets."""
         mined: tuple[Tensor, ...] = miner(embeddings, labels)
         gives, takes = (getattr(one, "masks", False) for one in (miner, self.loss))
         if gives and not takes:
@@ -111,8 +116,8 @@ class Loss(nn.Module, Waits):
     def waits(self) -> dict[str, int]:
         return {f"loss.memory_from={self.memory_from}": self.memory_from}
 
-    # pytorch-metric-learning keeps the place in the memory outside its buffers: a resumed run would
-    # overwrite the wrong entries without it.
+    # pytorch-metric-learning keeps the current place in the memory outside its buffers. Without it a resumed run would
+    # overwrite the wrong entries.
 
     def get_extra_state(self) -> dict[str, Any]:
         if not isinstance(self.loss, CrossBatchMemory):
@@ -126,13 +131,13 @@ class Loss(nn.Module, Waits):
 
 
 def _check_miner(loss: nn.Module, miner: nn.Module) -> None:
-    """Raises UserError for a miner that a loss has no use for."""
+    """Raises UserError for a miner that cannot be used with the loss."""
     name, mines = type(loss).__name__, type(miner).__name__
     takes = inspect.signature(loss.forward).parameters.keys()
     if isinstance(loss, CrossBatchMemory):
         if "ref_emb" not in inspect.signature(miner.forward).parameters:
             raise UserError(
-                f"miner={mines} chooses pairs within a batch, but loss={name} compares it with a memory: choose "
+                f"miner={mines} chooses pairs within a batch, but loss={name} compares the batch with a memory: choose "
                 "miner=none, or one of pytorch-metric-learning, such as miner=pair_margin."
             )
     elif isinstance(loss, WITHOUT_PAIRS) or not {"pairs", "indices_tuple"} & takes:

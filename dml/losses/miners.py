@@ -1,4 +1,4 @@
-"""Miners that pytorch-metric-learning lacks, or has with sizes that depend on values."""
+"""Miners that pytorch-metric-learning lacks, or has only with tensors whose sizes depend on values."""
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,14 @@ class DistanceWeighted(nn.Module):
 
     A negative at distance D of an anchor is drawn with a probability proportional to 1 / q(D), where
     `q(D) = D^(d-2) (1 - D^2/4)^((d-3)/2)` is the density of distances between random points of the unit sphere in d
-    dimensions. D counts as `cutoff` at least; negatives at `nonzero_loss_cutoff` or beyond are not drawn. An anchor all
-    of whose negatives are that far draws one of them uniformly.
+    dimensions. Distances below `cutoff` count as `cutoff`, and negatives at `nonzero_loss_cutoff` or beyond are not
+    drawn. If all negatives of an anchor are that far, one of them is drawn uniformly.
 
-    pytorch-metric-learning's DistanceWeightedMiner drops such an anchor silently, and with it its positive pairs.
+    pytorch-metric-learning's DistanceWeightedMiner silently drops such an anchor together with its positive pairs.
 
     Args:
-        cutoff: least distance of the weights.
-        nonzero_loss_cutoff: distance from which on negatives have no weight.
+        cutoff: the smallest distance that is used in the weights.
+        nonzero_loss_cutoff: negatives at this distance or beyond are not drawn.
     """
 
     def __init__(self, cutoff: Positive = 0.5, nonzero_loss_cutoff: Positive = 1.4) -> None:
@@ -28,9 +28,13 @@ class DistanceWeighted(nn.Module):
 
     @torch.no_grad()
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`embeddings [N,d]` of unit norm, `labels [N]` -> indices of anchors, positives and negatives, `[T]` each.
+        """Mines triplets: indices of anchors, positives and negatives, `[T]` each.
 
         An anchor without a positive or without any negative is in no triplet.
+
+        Args:
+            embeddings: `[N,d]`, rows of unit norm.
+            labels: `[N]`.
         """
         same = labels[:, None] == labels[None, :]
         weights = self.weights(squared_distances(embeddings, embeddings).sqrt(), same, embeddings.shape[1])
@@ -41,9 +45,15 @@ class DistanceWeighted(nn.Module):
         return anchors, positives, torch.multinomial(weights[anchors], 1).squeeze(1)
 
     def weights(self, distances: Tensor, same: Tensor, dim: int) -> Tensor:
-        """Weights of the candidates of each anchor, not normalised: `[N,N]` of distances and of equal labels."""
+        """Computes the weights `[N,N]` of the negatives of each anchor, not normalised.
+
+        Args:
+            distances: `[N,N]`.
+            same: `[N,N]` bool, True for images of equal labels.
+            dim: d, width of the embeddings.
+        """
         apart = distances.clamp(min=self.cutoff)
-        # Logarithms, as the powers overflow; beyond the cutoff (and where 1 - D^2/4 is 0) nothing counts.
+        # Logarithms, since the powers overflow. Beyond the far cutoff, where 1 - D^2/4 may be 0, no weight is used.
         log_density = (dim - 2) * apart.log() + (dim - 3) / 2 * (1 - apart.square() / 4).clamp(min=1e-8).log()
         near = ~same & (distances < self.nonzero_loss_cutoff)
         log_weights = (-log_density).masked_fill(~near, -torch.inf)
@@ -53,7 +63,11 @@ class DistanceWeighted(nn.Module):
 
 
 class MultiSimilarityMiner(nn.Module):
-    """`functional.multi_similarity_pairs`, as masks: for `dml.losses.pairwise.MultiSimilarity`."""
+    """Mines pairs by `functional.multi_similarity_pairs`, as masks for `dml.losses.pairwise.MultiSimilarity`.
+
+    Args:
+        epsilon: margin of the selection, in cosine similarity.
+    """
 
     masks = True
 
@@ -63,5 +77,5 @@ class MultiSimilarityMiner(nn.Module):
 
     @torch.no_grad()
     def forward(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """`embeddings [N,d]` of unit norm, `labels [N]` -> positive and negative pairs, `[N,N]` bool each."""
+        """Mines `embeddings [N,d]` of unit norm with `labels [N]`: positive and negative pairs, `[N,N]` bool each."""
         return multi_similarity_pairs(embeddings, labels, self.epsilon)

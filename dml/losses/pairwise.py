@@ -1,4 +1,4 @@
-"""The modules around `dml.losses.functional` that take a learner's `embeddings [N,d], labels [N]`."""
+"""Loss modules that apply the formulas of `dml.losses.functional` to a learner's `embeddings [N,d], labels [N]`."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,19 +15,19 @@ Temperature = Annotated[float, Field(ge=0, le=1e4)]
 class SquaredContrastive(nn.Module):
     """Contrastive loss on squared distances (ABE eq. 10).
 
-    pytorch-metric-learning's ContrastiveLoss averages positive and negative pairs apart; eq. 10 sums over both
+    pytorch-metric-learning's ContrastiveLoss averages positive and negative pairs separately; eq. 10 sums over both
     and divides by the number of images.
 
     Args:
         margin: m_c of the paper.
-        pairs: `all` pairs of the batch (`functional.contrastive`), or the `explicit` ones that the sampler
+        pairs: `all` pairs of the batch (`functional.contrastive`), or only the `explicit` ones that the sampler
             `abe_pairs` drew (`functional.contrastive_of_pairs`).
     """
 
     def __init__(self, margin: Positive = 1.0, pairs: Literal["all", "explicit"] = "all") -> None:
         super().__init__()
         self.margin = margin
-        self.needs_pairs = pairs == "explicit"  # of the sampler
+        self.needs_pairs = pairs == "explicit"  # pairs that the sampler draws
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         formula = functional.contrastive_of_pairs if self.needs_pairs else functional.contrastive
@@ -37,7 +37,10 @@ class SquaredContrastive(nn.Module):
 class CosineContrastive(nn.Module):
     """`functional.cosine_contrastive` (DIABLO).
 
-    pytorch-metric-learning's ContrastiveLoss on cosine similarities does not square what positive pairs lack.
+    pytorch-metric-learning's ContrastiveLoss on cosine similarities does not square the term of positive pairs.
+
+    Args:
+        margin: negative pairs that are more similar than this are pushed apart.
     """
 
     def __init__(self, margin: Number = 0.5) -> None:
@@ -49,7 +52,13 @@ class CosineContrastive(nn.Module):
 
 
 class BinomialDeviance(nn.Module):
-    """`functional.binomial_deviance` (DIABLO, DeML)."""
+    """`functional.binomial_deviance` (DIABLO, DeML).
+
+    Args:
+        alpha: scale of the exponents.
+        beta: the cosine similarity that separates positive from negative pairs.
+        gamma: weight of negatives in the exponent (DIABLO: C = 25; DeML: 35).
+    """
 
     def __init__(self, alpha: Positive = 2.0, beta: Number = 0.5, gamma: Positive = 25.0) -> None:
         super().__init__()
@@ -89,30 +98,34 @@ class RankedList(nn.Module):
 
 
 class MultiSimilarity(nn.Module):
-    """`functional.multi_similarity` of the pairs that its miner leaves, or of all.
+    """`functional.multi_similarity` of the pairs that the miner selects, or of all pairs without a miner.
 
-    pytorch-metric-learning's is the same with lists of pairs, whose lengths depend on the embeddings.
+    pytorch-metric-learning's MultiSimilarityLoss is the same, but with lists of pairs, whose lengths depend on the
+    embeddings.
 
     Args:
         base: lambda of the paper.
     """
 
-    masks = True  # what it takes from a miner
+    masks = True  # it takes masks from a miner, not indices
 
     def __init__(self, alpha: Sharpness = 2.0, beta: Sharpness = 40.0, base: Number = 0.5) -> None:
         super().__init__()
         self.alpha, self.beta, self.base = alpha, beta, base
 
     def forward(self, embeddings: Tensor, labels: Tensor, pairs: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """`pairs`: positive and negative ones, `[N,N]` bool each."""
+        """Computes the loss; `pairs` are the positive and the negative pairs, `[N,N]` bool each."""
         positive, negative = functional.all_pairs(labels) if pairs is None else pairs
         return functional.multi_similarity(embeddings, positive, negative, self.alpha, self.beta, self.base)
 
 
 class TupletMargin(TupletMarginLoss):
-    """The library's, of coinciding images too, whose cosine may come out above 1: there its arc cosine is NaN."""
+    """pytorch-metric-learning's TupletMarginLoss, without its NaN for coinciding images.
+
+    Rounding may give a pair of equal images a cosine above 1, whose arc cosine is NaN.
+    """
 
     def _compute_loss(self, pos_pairs: Any, neg_pairs: Any, indices_tuple: Any) -> Any:
-        if isinstance(pos_pairs, Tensor):  # an empty list where there are none
-            pos_pairs = pos_pairs.clamp(-1, 1)  # which has no gradient at its ends
+        if isinstance(pos_pairs, Tensor):  # without pairs it is an empty list
+            pos_pairs = pos_pairs.clamp(-1, 1)  # clamp has no gradient at its ends, where acos has an infinite one
         return super()._compute_loss(pos_pairs, neg_pairs, indices_tuple)

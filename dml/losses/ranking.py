@@ -1,6 +1,7 @@
-"""Losses that are retrieval metrics of a batch, smoothed: each image asks for those of its class among all.
+"""Losses that are smoothed retrieval metrics of a batch: each image is a query for the images of its class.
 
-N images of a batch, Q pairs of images of one class. Temporaries have `[Q,N]` entries, hence grow with a class's images.
+N images of a batch, Q pairs of images of one class. Temporary tensors have `[Q,N]` entries, so they grow with the
+number of images per class.
 """
 
 from typing import Annotated
@@ -14,14 +15,14 @@ from dml.losses.functional import all_pairs
 
 
 def _above(similarities: Tensor, queries: Tensor, items: Tensor, temperature: float) -> Tensor:
-    """`[Q,N]`: how much each image is ahead of an item for a query, 0 to 1; 0 of the item itself."""
+    """Returns `[Q,N]`: how far each image is ranked ahead of an item for a query, 0 to 1; 0 for the item itself."""
     seen = similarities[queries]
     ahead = torch.sigmoid((seen - seen.gather(1, items[:, None])) / temperature)
     return ahead.scatter(1, items[:, None], 0)
 
 
 def _sum_of_queries(values: Tensor, queries: Tensor, count: int) -> Tensor:
-    """`[Q,...] -> [N,...]`."""
+    """Sums the pairs' values over each query's pairs: `[Q,...] -> [N,...]`."""
     return values.new_zeros(count, *values.shape[1:]).index_add(0, queries, values)
 
 
@@ -31,8 +32,8 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float = 0.01) -> 
     `1 - 1/N sum_q 1/|P_q| sum_{i in P_q} R(i, P_q) / R(i, batch)`, where `R(i, S) = 1 + sum_{j in S, j != i}
     sigmoid((s_qj - s_qi) / temperature)` and P_q are the images of q's class, q among them, as in the authors' code.
 
-    pytorch-metric-learning's is the same for as many classes as a class has images, one behind the other; for others
-    it takes images of several classes for positives.
+    pytorch-metric-learning's SmoothAPLoss is the same only for batches sorted by class that have as many classes as
+    images per class; in other batches it takes images of several classes for positives.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
@@ -59,14 +60,15 @@ def recall_at_k(
 
     `r(x) = 1 + sum_{z not in {q,x}} sigmoid((s_qz - s_qx) / temperature)` is the smoothed rank of x among the images
     other than q, and `R@k(q) = min(k, sum_{x in P_q} sigmoid((k - r(x)) / temperature_k)) / min(k, |P_q|)`, where P_q
-    are the other images of q's class. The value is the mean of `1 - R@k(q)` over the ks and the q that have any. The
-    outer minimum is that of the authors' code.
+    are the other images of q's class. The value is the mean of `1 - R@k(q)` over the ks and over the q with at least
+    one such image. The outer minimum is that of the authors' code.
 
     Args:
         embeddings: `[N,d]`, rows of unit norm.
         labels: `[N]`.
-        ks: numbers of images that are looked at.
-        temperature, temperature_k: of the ranks; of whether they are at most k.
+        ks: the values of k, numbers of nearest images.
+        temperature: of the sigmoid that smooths the ranks.
+        temperature_k: of the sigmoid that smooths whether a rank is at most k.
 
     Returns:
         Scalar.
@@ -75,7 +77,7 @@ def recall_at_k(
     queries, items = positive.nonzero().unbind(1)
     above = _above(embeddings @ embeddings.mT, queries, items, temperature)
     ranks = 1 + above.scatter(1, queries[:, None], 0).sum(1, keepdim=True)
-    # Made on the device: numbers of the host would be waited for.
+    # Made on the device: a copy of numbers from the host would make the step wait.
     k = torch.cat([ranks.new_full((1,), float(one)) for one in ks])
     found = _sum_of_queries(torch.sigmoid((k - ranks) / temperature_k), queries, len(labels))
     there = positive.sum(1, keepdim=True)

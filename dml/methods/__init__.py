@@ -1,1 +1,1 @@
-"""The methods: a file a paper, which says what its learners are, what they minimise and what it draws of them."""
+"""The methods, one file per paper: what the learners are, what they minimise, and the pictures of them."""

@@ -1,4 +1,4 @@
-"""ABE-M: attention-based ensemble (Kim et al., ECCV 2018), and the ensembles that its paper compares it with.
+"""ABE-M: attention-based ensemble (Kim et al., ECCV 2018), and the ensembles to which its paper compares it.
 
 B images, M learners, d = D/M width of one learner. Names are the paper's: S the spatial feature extractor and G the
 global feature embedding function (section 3.3), A_m = sigmoid(A'_m(C)) the attention modules with their shared part
@@ -30,22 +30,22 @@ from dml.models.heads import Head
 
 
 class Ensemble(Method):
-    """M learners that part at one branching point, trained with eq. 8.
+    """The base class of ensembles whose M learners separate at one branching point, trained with eq. 8.
 
     Args:
         backbone: split into S and G after the stage `branch`.
         loss, dim: see `dml.methods.base`.
         M: number of learners.
         lambda_div: weight of the divergence loss (eq. 8); 0 leaves it out.
-        balance: the weight is the ratio of its gradient to the metric loss's (see `Balance`), not eq. 8's as printed.
+        balance: `lambda_div` is the ratio of the divergence loss's gradient to the metric loss's (see `Balance`), and
+            not the weight of eq. 8 as printed.
         margin_div: margin of the divergence loss (eq. 9).
         branch: last stage of S; None: the backbone's own choice (GoogLeNet: pool3, as in the paper).
-        checkpointing: the activations inside a stage of G, which every learner has of its own, are computed twice
-            rather than kept.
+        checkpointing: compute the activations inside a stage of G twice instead of keeping them for every learner.
         options: see `Method`.
 
     Raises:
-        UserError: a stage that the backbone lacks, a width that M learners cannot share, or a negative number.
+        UserError: the backbone has no stage `branch`, or M learners cannot share the width.
     """
 
     counted_by = ("M",)
@@ -86,7 +86,7 @@ class Ensemble(Method):
         return {} if self.balance is None else self.balance.figures(step)
 
     def attention(self, images: Tensor) -> Tensor | None:
-        """The masks of normalised images, `[B,M,C,h,w]`; None: there are none."""
+        """Computes the attention masks of normalised images, `[B,M,C,h,w]`; None: the ensemble has none."""
         return None
 
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
@@ -95,17 +95,21 @@ class Ensemble(Method):
 
 
 class Attention(nn.Module):
-    """A_1 .. A_M: masks `sigmoid(A'_m(C(S)))` over the output of S (section 4, "we simplify attention module").
+    """The attention A_1 .. A_M: masks `sigmoid(A'_m(C(S)))` over the output of S (section 4, "we simplify attention
+    module").
 
-    C is a second copy of the stages after S, shared by all learners and free of pooling, so that masks have the
-    resolution of S (section 6.3); A'_m is a 1x1 convolution with bias to the channels of S.
+    C is a second copy of the stages after S. All learners share it, and it has no pooling, so that masks have the
+    resolution of S (section 6.3). A'_m is a 1x1 convolution with bias to the channels of S.
 
     Args:
+        backbone: its stages are copied.
+        branch: last stage of S.
         depth: how many stages with weights C copies (section 6.3, inception blocks); None: the backbone's own choice
             (GoogLeNet: the five of inception4).
+        M: number of learners.
 
     Raises:
-        UserError: more stages than follow `branch`.
+        UserError: `depth` is more than the stages that follow `branch`.
     """
 
     def __init__(self, backbone: Backbone, branch: str, depth: int | None, M: int) -> None:
@@ -118,7 +122,7 @@ class Attention(nn.Module):
         nn.init.zeros_(self.A.bias)  # type: ignore[arg-type]
 
     def forward(self, spatial: Tensor) -> Tensor:
-        """`S(x) [B,C,h,w]` -> masks in (0,1) `[B,M,C,h,w]`."""
+        """Computes masks in (0,1) `[B,M,C,h,w]` from `S(x) [B,C,h,w]`."""
         return torch.sigmoid(self.A(self.C(spatial))).unflatten(1, (self.M, self.channels))
 
 
@@ -126,7 +130,7 @@ class ABE(Ensemble):
     """ABE-M: learners `G(S(x) * A_m(S(x)))` that share everything but their attention masks (eq. 7).
 
     Args:
-        head: G's last layer, shared by all learners too.
+        head: G's last layer, which all learners share too.
         attention_depth: see `Attention`.
         backbone, loss, dim, M, options: see `Ensemble`.
     """
@@ -161,7 +165,7 @@ class ABE(Ensemble):
 class MHeads(Ensemble):
     """M-heads: learners `G_m(S(x))`; with attention `G_m(S(x) * A_m(S(x)))`. The paper trains both without eq. 9.
 
-    All G_m start as the backbone's; their last layers, each drawn on its own, tell them apart.
+    All G_m start from the backbone's weights and differ at first only in their randomly drawn last layers.
 
     Args:
         head: the last layer of one G_m.
@@ -208,10 +212,10 @@ class MTails(Ensemble):
     """M-tails: learners `G(S_m(x))`, with one embedding function above M spatial feature extractors.
 
     Args:
-        head: G's last layer, shared by all learners too.
-        perturbation: all S_m start as the backbone's. Equal ones would stay equal, for their gradients are, that of
-            eq. 9 at distance zero included, and the paper does not say what tells its tails apart. So each weight w
-            of S_2 .. S_M that is trained starts at `w * (1 + perturbation * normal)`.
+        head: G's last layer, which all learners share too.
+        perturbation: each trained weight w of S_2 .. S_M starts at `w * (1 + perturbation * normal)`. Equal tails would
+            get equal gradients (that of eq. 9 is zero at distance zero) and stay equal; the paper does not say how its
+            tails come to differ.
         backbone, loss, dim, M, options: see `Ensemble`.
     """
 
@@ -244,7 +248,7 @@ class MTails(Ensemble):
 
 
 def stacked(embedding: Stages, head: Head, features: Tensor) -> Tensor:
-    """The shared G over all learners in one pass, stacked on the batch axis: `[B,M,C,h,w]` -> `[B,M,d]`."""
+    """Applies the shared G to all learners in one pass, stacked on the batch axis: `[B,M,C,h,w]` -> `[B,M,d]`."""
     batch = features.flatten(0, 1).contiguous(memory_format=torch.channels_last)  # [B*M,C,h,w]
     outputs: Tensor = head(embedding(batch))
     return outputs.unflatten(0, features.shape[:2])

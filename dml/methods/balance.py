@@ -1,23 +1,23 @@
-"""Weights of side losses that mean the same for every metric loss."""
+"""Balances side losses, so that their weights have the same effect for every metric loss."""
 
 import torch
 from torch import Tensor, nn
 
-STEPS = 10  # at the beginning of a training, in which gradients are measured
-MOST = 100.0  # a side loss that is nearly satisfied has nearly no gradient, and is not enlarged without end
+STEPS = 10  # first steps of a training, in which gradients are measured
+MOST = 100.0  # largest ratio: a side loss that is nearly satisfied has nearly no gradient
 
 
 class Balance(nn.Module):
-    """Multiplies a side loss by the ratio of two gradients on the learners' outputs: the metric loss's over its own.
+    """Multiplies a side loss by a ratio of gradients on the learners' outputs: the metric loss's over the side loss's.
 
     Papers give the weight of a side loss for one metric loss, one kind of batch and one way to take means. With others
-    the same number means something else: on MobileNetV2 the gradient of ABE's eq. 9 is 0.08 times that of its eq. 10
-    over all pairs of a batch, 1.6 times over explicit pairs, and 5 times that of multi-similarity. Balanced, a weight
-    of 0.1 is 0.1 of the metric loss's gradient for all of them.
+    the same number has another effect: on MobileNetV2 the gradient of ABE's eq. 9 is 0.08 times that of its eq. 10
+    over all pairs of a batch, 1.6 times over explicit pairs, and 5 times that of multi-similarity. If the loss is
+    balanced, a weight of 0.1 gives 0.1 of the metric loss's gradient for all of them.
 
-    Gradients are summed over the first steps, in which the ratio is that of the sums so far, and then stay as they are.
-    They are taken on the outputs of the whole batch, which all ranks have: all find the same, and no pass through the
-    network is added.
+    The norms of the gradients are summed over the first 10 steps. The ratio is that of the sums so far, and stays fixed
+    afterwards. Gradients are taken on the outputs of the whole batch, which all ranks have, so all ranks find the same
+    ratio and no pass through the network is added.
     """
 
     metric: Tensor
@@ -29,12 +29,12 @@ class Balance(nn.Module):
         self.register_buffer("side", torch.zeros(()))
 
     def forward(self, metric: Tensor, of_metric: Tensor, side: Tensor, of_side: Tensor, step: int) -> Tensor:
-        """The side loss, balanced.
+        """Returns the balanced side loss.
 
         Args:
-            metric, side: scalars, the two losses as they are.
-            of_metric, of_side: `[N,L,d]`, the learners' outputs that they are taken on.
-            step: how many steps were taken before.
+            metric, side: scalars, the two losses before balancing.
+            of_metric, of_side: `[N,L,d]`, the learners' outputs that each loss was computed from.
+            step: number of steps taken before.
         """
         if step < STEPS and of_metric.requires_grad:
             self.metric += _gradient(metric, of_metric)
@@ -48,11 +48,11 @@ class Balance(nn.Module):
         return torch.where(self.metric > 0, ratio, 1.0)
 
     def figures(self, step: int) -> dict[str, float]:
-        """To be logged after a step: what the weight stays at, once."""
+        """Returns the figure to log after a step: the final weight, after the last measured step only."""
         return {"side/weight": float(self.weight)} if step == STEPS else {}
 
 
 def _gradient(loss: Tensor, outputs: Tensor) -> Tensor:
-    """The norm of a loss's gradient."""
+    """Returns the norm of a loss's gradient."""
     (gradient,) = torch.autograd.grad(loss, outputs, retain_graph=True)
     return gradient.norm()

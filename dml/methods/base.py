@@ -1,7 +1,8 @@
-"""What all methods share: the `[B,L,d]` contract, the global-batch objective, optimizer groups.
+"""The base class of all methods: outputs `[B,L,d]`, an objective on the global batch, and optimizer groups.
 
-B images of the (local) batch, L learners, d width of one learner, D = L*d. A method is given its backbone, `head(d)`
-and `loss(d)`, which make a new head of width d and a new loss on embeddings of width d, and the whole width D.
+B images of the (local) batch, L learners, d width of one learner, D = L*d. A method is given its backbone, the whole
+width `dim` = D, and two functions: `head(d)` makes a new head of width d, and `loss(d)` a new loss on embeddings of
+width d.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,13 +32,15 @@ NewLoss = Callable[[int], Loss]
 
 
 def share(dim: int, learners: int, option: str) -> int:
-    """The width of one of `learners` learners that share `dim` evenly.
+    """Returns the width of one of `learners` learners that share `dim` evenly.
 
     Args:
-        option: that says how many learners there are, for the message.
+        dim: D, the width of all learners together.
+        learners: L.
+        option: name of the option with the number of learners.
 
     Raises:
-        UserError: a width that they cannot share.
+        UserError: `dim` is not divisible by `learners`.
     """
     if dim % learners:
         raise UserError(
@@ -48,20 +51,21 @@ def share(dim: int, learners: int, option: str) -> int:
 
 
 class Method(TrainedModule, Waits):
-    """Base of one method: subclasses say what the learners are and what they minimise.
+    """The base class of methods: subclasses define what the learners are and what they minimise.
 
     Args:
         normalize: images in [0,1] -> what the backbone expects.
-        losses: one a learner (each with its own proxies, beta or memory), unless `objective` says otherwise.
-        head_lr_factor: what starts from random values (`new_modules`) learns at the backbone's rate times this; losses
-            have factors of their own.
+        losses: one per learner (each with its own proxies, beta or memory), unless the subclass's `objective` uses them
+            otherwise.
+        head_lr_factor: modules that start from random values (`new_modules`) learn at the backbone's rate times this
+            factor; losses have factors of their own.
         activation_decay: weight of the learners' squared outputs before they are normalised (DeML eq. 6); 0: none.
-        unit_rows: with `activation_decay`, weight of what keeps the rows of the learners' layers at unit norm.
+        unit_rows: with `activation_decay`, weight of the term that keeps the rows of the learners' layers at unit norm.
         warm_up: epochs of the sampler in which only new modules and losses are trained (GSP section 1.6.7: 1 for losses
             on proxies).
     """
 
-    counted_by: ClassVar[tuple[str, ...]] = ()  # the options that say how many learners there are
+    counted_by: ClassVar[tuple[str, ...]] = ()  # the options whose product is the number of learners
     source: Source | None = None  # of the weights that its backbone starts from
 
     def __init__(
@@ -79,51 +83,57 @@ class Method(TrainedModule, Waits):
         self.head_lr_factor = head_lr_factor
         self.activation_decay, self.unit_rows = activation_decay, unit_rows
         self.warm_up, self.rests_until = warm_up, 0  # epochs; step
-        self.compiled_learners: Callable[[Tensor], Output] | None = None  # of training steps, see trainer.compile
-        self.micro_batch: int | None = None  # images that a training step embeds at a time; None: all of its batch
+        self.compiled_learners: Callable[[Tensor], Output] | None = None  # for training steps, see trainer.compile
+        self.micro_batch: int | None = None  # images that a training step embeds at a time; None: the whole batch
 
-    # What a subclass writes.
+    # What a subclass defines.
 
     def learners(self, images: Tensor) -> Output:
-        """Normalised images `[B,3,H,W]` -> raw learner outputs `[B,L,d]`, and what else the objective needs. It leaves
-        nothing on the method: it may see the batch in pieces, and twice."""
+        """Computes raw learner outputs `[B,L,d]` of normalised images `[B,3,H,W]`, and what else the objective needs.
+
+        It must not store anything on the method, since it may be called for pieces of the batch, and twice for each.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to define learners()")
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """The terms whose sum is minimised, on the global batch: named scalars. It is called once a step. Of the pass
-        through the network it knows the output alone.
+        """Computes the terms whose sum is minimised, on the global batch: named scalars.
+
+        It is called once per step, and knows nothing of the pass through the network but its output.
 
         Args:
-            output: of `learners`, of all ranks.
+            output: the outputs of `learners` on all ranks.
             batch: `label [B]`, and `index [B]`, the images' rows in the records.
         """
         return summed([self.metric(i, output.learner(i), output, batch) for i in range(len(self.losses))])
 
     def groups(self) -> dict[str, slice]:
-        """Learners that are tested together too, by a name for their figures."""
+        """Returns name -> learners that are also evaluated together; the name begins their metrics."""
         return {}
 
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
-        """Pictures that only this method has, drawn at the end of a run in evaluation mode.
+        """Draws the pictures that only this method has, at the end of a run and in evaluation mode.
 
         Args:
             images: some test images `[B,3,H,W]` in 0..1, on the method's device.
-            data: of the run.
+            data: the run's data.
             log: records of `metrics.jsonl`.
         """
         return []
 
     def attach(self, data: DataModule) -> None:
-        """Once, before training: a method that decides what its batches are made of replaces `data.sampler`.
+        """Prepares the method for some data, once before training; a method that chooses its batches replaces
+        `data.sampler`.
 
         Raises:
-            UserError: data that it cannot be trained on.
+            UserError: the method cannot be trained on the data.
         """
         self.steps_per_epoch = data.sampler.steps_per_epoch
         self.rests_until = round(self.warm_up * self.steps_per_epoch)
         for loss in self.losses:
             if getattr(loss.loss, "needs_pairs", False) and not data.sampler.draws_pairs:
-                raise UserError("loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: give both.")
+                raise UserError(
+                    "loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: set both options."
+                )
 
     def waits(self) -> dict[str, int]:
         waits = {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
@@ -133,41 +143,44 @@ class Method(TrainedModule, Waits):
         return waits
 
     def on_step_end(self, step: int) -> dict[str, float]:
-        """Before the first step (0) and after every step but the last, on all ranks, after the step's evaluation and
-        before its checkpoint: what it changes is found there by a resumed run. Returns figures to log."""
+        """Changes the method between steps, and returns figures to log.
+
+        It is called on all ranks, before the first step (0) and after every step but the last. It comes after the
+        step's evaluation and before its checkpoint, so that a resumed run finds its changes in the checkpoint.
+        """
         return {}
 
     def new_modules(self) -> Iterable[nn.Module]:
-        """Modules that start from random values, trained with `lr * head_lr_factor`."""
+        """Returns the modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 
     def openings(self) -> Sequence[Stages]:
-        """The runs of stages that see the images, each of them whole images alone.
+        """Returns the runs of stages whose input is whole images.
 
         Raises:
-            UserError: there is one that sees parts of them.
+            UserError: some stages see parts of the images.
         """
         return [part for part in self.modules() if isinstance(part, Stages) and part.in_channels == 3]
 
     def training_only(self) -> Iterable[nn.Module]:
-        """What is no part of the embedding: neither its size nor its cost."""
+        """Returns the modules that are not needed to embed, and do not count in the embedding's size and cost."""
         return (self.losses,)
 
     def projections(self) -> Iterable[nn.Linear]:
-        """The last layers of the learners, each once."""
+        """Returns the last layers of the learners, each once."""
         return (module.projection for module in self.modules() if isinstance(module, Head))
 
-    # What all share.
+    # What all methods share.
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Images in [0,1] as the backbone expects them; stored features as they are."""
+        """Normalises images in [0,1] as the backbone expects; stored features are returned unchanged."""
         if isinstance(images, Stored):
             return images
         seen: Tensor = self.normalize(images.contiguous(memory_format=torch.channels_last))
         return seen
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm.
+        """Embeds images `[B,3,H,W]` in [0,1]: learners `[B,L,d]`, each row of unit norm.
 
         The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
         the mean of the learners' squared distances (ABE eq. 3).
@@ -175,17 +188,18 @@ class Method(TrainedModule, Waits):
         return self.learners(self.normalized(images)).embeddings
 
     def metric(self, i: int, part: tuple[Tensor, Tensor], output: Output, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the i-th loss on a part of the output, as `Output.learner` and `Output.ensemble` give it."""
+        """Computes the terms of the i-th loss on embeddings and norms from `Output.learner` or `Output.ensemble`."""
         embeddings, norms = part
         known = {"norms": norms, "index": batch["index"], **output.auxiliary}
         value = self.losses[i](embeddings, batch["label"], **known)
         return value if isinstance(value, dict) else {"metric": value}
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the objective on this rank's part of a batch, `image [b,3,H,W]`, `label [b]`, `index [b]`.
+        """Computes the terms of the objective; this rank's part of a batch is `image [b,3,H,W], label [b], index [b]`.
 
         Raises:
-            NonFiniteLoss: something failed on terms that are NaN or infinite. Without a failure `finite` knows of them.
+            NonFiniteLoss: the step failed, and some terms are NaN or infinite. If it does not fail, `finite` remembers
+                such terms.
         """
         with self.finite.step(self.global_step + 1) as seen:
             output = self._embedded(batch["image"]).of_all_ranks()
@@ -201,9 +215,9 @@ class Method(TrainedModule, Waits):
         return terms
 
     def _embedded(self, images: Tensor) -> Output:
-        """What the objective reads of the images of a training step."""
+        """Embeds the images of a training step, in pieces if `micro_batch` is set."""
         waiting = self._waiting()
-        # What waits counts its steps, which no graph does.
+        # Waiting modules count their steps, which a compiled graph cannot do.
         learners = self.learners if waiting or self.compiled_learners is None else self.compiled_learners
         if self.micro_batch is None:
             return learners(self.normalized(images))

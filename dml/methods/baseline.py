@@ -1,4 +1,4 @@
-"""One backbone, one head, one loss: what every method is compared with."""
+"""The baseline: one backbone, one head and one loss, to which every method is compared."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Clusters of training images from one clustering to the next, and what they do to negative pairs (DCES)."""
+"""Clusters of training images: how they are matched to learners, and the distances of negative pairs in them (DCES)."""
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from dml.errors import UserError
 
 
 class Remembered:
-    """The embedding of each training image as training saw it last, on the device that makes embeddings.
+    """The latest embedding of each training image that training computed, kept on the device of the batches.
 
     Args:
-        rows: `[N]` of the records, ascending.
-        embeddings: `[N,D]`, to begin with; kept in float32.
+        rows: `[N]`, the images' rows in the records, ascending.
+        embeddings: `[N,D]`, the first ones; kept in float32.
     """
 
     def __init__(self, rows: np.ndarray, embeddings: Tensor) -> None:
@@ -22,7 +22,7 @@ class Remembered:
 
     @torch.no_grad()
     def update(self, index: Tensor, embeddings: Tensor) -> None:
-        """Those of a batch: rows `[B]` and `[B,D]`. Of an image that is there twice the last one counts."""
+        """Replaces the embeddings of rows `[B]` by `[B,D]`; if an image occurs twice, the last embedding is kept."""
         self.rows, self.embeddings = self.rows.to(index.device), self.embeddings.to(index.device)
         same = index[:, None] == index
         last = torch.where(same, torch.arange(len(index), device=index.device), -1).amax(1)
@@ -30,12 +30,14 @@ class Remembered:
 
 
 def fixed_grouping(kind: str, k: int, labels: np.ndarray, seed: int) -> np.ndarray | None:
-    """The learner `[N]` of each of N images where it does not depend on embeddings; None: it does.
+    """Returns the learner `[N]` of each image for a grouping that does not use embeddings; None for any other kind.
 
     Args:
-        kind: `one` learner of all, a `random` partition, or by `labels`, the classes in their order cut into k runs of
-            about as many images.
+        kind: `one` learner for all images, a `random` partition, or by `labels`: the classes in their order, cut into k
+            runs of about equally many images.
+        k: number of learners.
         labels: `[N]`.
+        seed: of the random partition.
     """
     if kind == "one":
         return np.zeros(len(labels), np.int64)
@@ -43,33 +45,38 @@ def fixed_grouping(kind: str, k: int, labels: np.ndarray, seed: int) -> np.ndarr
         return np.random.default_rng([seed, 0, 2]).permutation(len(labels)) % k
     if kind == "labels":
         sizes = np.bincount(labels)
-        middle = np.cumsum(sizes) - sizes / 2  # a class is where its middle image is
+        middle = np.cumsum(sizes) - sizes / 2  # a class belongs to the run that its middle image lies in
         return (middle * k / len(labels)).astype(np.int64)[labels]
     return None
 
 
 def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndarray:
-    """`current`, relabelled so that each cluster goes to the learner whose previous cluster it overlaps most.
+    """Relabels the clusters in `current` so that each one goes to the learner whose previous cluster it overlaps most.
 
-    Overlap is intersection over union; which learner gets which cluster is the linear assignment of the largest total
-    (appendix A).
+    Overlap is intersection over union; clusters are assigned to learners by the linear assignment with the largest
+    total overlap (appendix A).
 
     Args:
-        previous: `[N]` the learner of each image until now, 0..k-1.
-        current: `[N]` its new cluster, 0..k-1, in any order.
+        previous: `[N]`, the learner of each image until now, 0..k-1.
+        current: `[N]`, the new cluster of each image, 0..k-1, in any order.
+        k: number of learners and of clusters.
 
     Returns:
         `[N]` int64, the learner of each image from now on.
 
     Raises:
-        UserError: arrays of different lengths, or a number that is none of 0..k-1.
+        UserError: the arrays have different lengths, or a number is not in 0..k-1.
     """
-    previous, current = np.asarray(previous, np.int64), np.asarray(current, np.int64)  # k * k has to fit
+    previous, current = np.asarray(previous, np.int64), np.asarray(current, np.int64)  # int64, to hold k * k
     if previous.shape != current.shape or previous.ndim != 1:
-        raise UserError(f"Clusters of shapes {previous.shape} and {current.shape}: give one number an image.")
+        raise UserError(
+            f"The clusters have shapes {previous.shape} and {current.shape}: give two arrays with one number per image."
+        )
     for clusters in (previous, current):
         if clusters.size and not 0 <= clusters.min() <= clusters.max() < k:
-            raise UserError(f"Clusters {clusters.min()} to {clusters.max()} where 0 to {k - 1} can be.")
+            raise UserError(
+                f"The clusters are numbered {clusters.min()} to {clusters.max()}: number them within 0 to {k - 1}."
+            )
     learner, cluster = linear_sum_assignment(overlaps(previous, current, k), maximize=True)
     learner_of = np.empty(k, np.int64)
     learner_of[cluster] = learner
@@ -77,7 +84,8 @@ def match_clusters(previous: np.ndarray, current: np.ndarray, k: int) -> np.ndar
 
 
 def overlaps(first: np.ndarray, second: np.ndarray, k: int) -> np.ndarray:
-    """Intersection over union of each cluster of `first` with each of `second`, `[k,k]`; 0 of two empty ones."""
+    """Computes the intersection over union of each cluster in `first` with each in `second`: `[k,k]`, 0 if both are
+    empty."""
     both = np.bincount(first * k + second, minlength=k * k).reshape(k, k)
     either = both.sum(1, keepdims=True) + both.sum(0) - both
     return both / np.maximum(either, 1)
@@ -86,12 +94,12 @@ def overlaps(first: np.ndarray, second: np.ndarray, k: int) -> np.ndarray:
 def negative_distances(
     embeddings: np.ndarray, clusters: np.ndarray, labels: np.ndarray, pairs: int = 50_000
 ) -> tuple[Tensor, Tensor]:
-    """Distances of negative pairs within clusters and between clusters (Fig. 8), `[P]` and `[Q]`.
+    """Computes the distances of negative pairs within clusters `[P]` and between clusters `[Q]` (Fig. 8).
 
     Args:
-        embeddings: `[N,D]`, taken at unit norm.
+        embeddings: `[N,D]`; they are normalised to unit norm first.
         clusters, labels: `[N]`.
-        pairs: random pairs of images to look among.
+        pairs: number of random pairs of images, from which the negative ones are taken.
     """
     first, second = np.random.default_rng(0).integers(len(labels), size=(2, pairs))
     negative = labels[first] != labels[second]

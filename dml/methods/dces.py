@@ -30,12 +30,12 @@ log = logging.getLogger("dml")
 
 @dataclass(frozen=True)
 class Schedule:
-    """The phases of a training: divided, merged on batches of clusters, merged on the whole training set.
+    """The phases of a training: slices on clusters, the full embedding on clusters, the full embedding on all images.
 
     Attributes:
         period: steps between two clusterings.
         merged_from: step from which the full embedding is trained.
-        whole_from: step from which batches come from all images.
+        whole_from: step from which batches are drawn from all images.
     """
 
     period: int
@@ -46,45 +46,46 @@ class Schedule:
 class DCES(Method):
     """K learners, slices of one linear layer, each trained on the images of its own cluster (section 3).
 
-    Every T epochs the training set is embedded and clustered, and each cluster goes to the learner that had most of
-    its images. An iteration draws one cluster, and trains the backbone, that cluster's slice and that learner's loss;
-    whatever belongs to the other learners stays as it is, moments of the optimizer included. At the end the slices are
-    one embedding again, trained on all images with a loss of its own, which starts from the learners' losses: proxies
-    side by side, other parameters (beta) averaged. With K = 1 this is the baseline, step for step.
+    Every T epochs the training set is embedded and clustered, and clusters are matched to the learners that had most
+    of their images. Each iteration draws one cluster, and trains the backbone, the slice of that cluster's learner and
+    its loss. All that belongs to the other learners stays unchanged, including the optimizer's moments. At the end the
+    slices are one embedding again, trained on all images with its own loss. That loss starts from the learners' losses:
+    their proxies are concatenated, and other parameters (beta) averaged. With K = 1 this is the baseline, step for
+    step.
 
     A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering.
 
-    The released code differs from the paper. What it does in its place, by option: it clusters normalised features
+    The released code differs from the paper. These options do what it does: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
-    (`optimizer.weight_decay=1e-4`) and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
-    Its matching, by symmetric difference and then through the inverted permutation, leaves clusters with learners
-    about as chance would: `match=none`. Its choice of the 3 nearest negatives is not offered.
+    (`optimizer.weight_decay=1e-4`); and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
+    It matches by symmetric difference and then applies the inverted permutation, which assigns clusters to learners
+    about as chance would (`match=none`). Its choice of the 3 nearest negatives is not available.
 
     Args:
         backbone, head, loss, dim: see `dml.methods.base`; the head is built once for the whole width and then cut.
         K: learners, and clusters.
         T: epochs between two clusterings.
-        total_steps: of the training.
-        full_embedding_from: share of the steps from which the full embedding is trained, on clustered batches up to
+        total_steps: steps of the training.
+        full_embedding_from: share of the steps after which the full embedding is trained, on clustered batches until
             `finetune_from`.
-        finetune_from: share of the steps from which batches come from the whole training set; 1: never.
-        grouping: `kmeans`; or Table 6's `random`, a fixed random partition of the images, or `labels`, the classes in
-            their order cut into K runs of about as many images.
-        space: what is clustered: the `embedding`, learners side by side (section 3.3), or L2-normalised `features`
+        finetune_from: share of the steps after which batches are drawn from the whole training set; 1: never.
+        grouping: `kmeans`; or from Table 6: `random`, a fixed random partition of the images, or `labels`, the classes
+            in their order, cut into K runs of about equally many images.
+        space: what is clustered: the `embedding`, all learners concatenated (section 3.3), or L2-normalised `features`
             before the linear layer.
-        match: `iou` (`match_clusters`), or `none`: clusters go to learners as K-means numbers them.
+        match: `iou` matches clusters to learners (`match_clusters`); `none` assigns them in K-means's numbering.
         split_embedding: false trains the whole embedding on the batches of clusters (Table 6, second row): L = 1.
-        assignments_from: `fresh`, a pass over the training set; or `running`, each image as training saw it last
-            (augmented, by an older network; the first clustering is fresh).
+        assignments_from: `fresh` embeds the training set for each clustering; `running` uses the embedding that
+            training last computed of each image (augmented, by an older network), and is fresh only the first time.
         options: see `Method`.
 
     Raises:
-        UserError: an option out of its range, or a width that the learners cannot share.
+        UserError: an option is out of range, or the learners cannot share the width.
     """
 
     counted_by = ("K",)
-    rows: np.ndarray  # [N], of the records, ascending: which image is which in everything of length N
+    rows: np.ndarray  # [N], rows of the records, ascending; arrays of length N are in this order
     sampler: Clusters
     data: DataModule
 
@@ -111,10 +112,10 @@ class DCES(Method):
         if full_embedding_from > finetune_from:
             raise UserError(
                 f"method.full_embedding_from={full_embedding_from} is after method.finetune_from={finetune_from}: both "
-                "are shares of the training, the first at most the second."
+                "are shares of the training, so set the first to at most the second."
             )
         if (space, assignments_from) == ("features", "running"):
-            raise UserError("method.assignments_from=running keeps embeddings: give method.space=embedding with it.")
+            raise UserError("method.assignments_from=running remembers embeddings: set method.space=embedding with it.")
         learners = K if split_embedding else 1
         losses = [loss(width) for _ in range(learners)] if learners > 1 else []
         super().__init__(normalize=backbone.normalize, losses=[*losses, loss(dim)], **options)
@@ -122,17 +123,17 @@ class DCES(Method):
         self.head = head(dim)
         if learners > 1 and self.head.projection.out_features != dim:
             raise UserError(
-                "DCES slices the embedding, which this head makes of one vector a prototype: choose another."
+                "DCES slices the embedding, but this head makes it of one vector per prototype: choose another head."
             )
         self.head.projection = Slices(self.head.projection, learners)  # type: ignore[assignment]
         self.K, self.T, self.total_steps = K, T, total_steps
         self.full_embedding_from, self.finetune_from = full_embedding_from, finetune_from
         self.grouping, self.space, self.match, self.assignments_from = grouping, space, match, assignments_from
-        self.active: int | None = None  # whose turn the last step was, see `on_after_backward`
-        self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # until there are data
+        self.active: int | None = None  # the learner trained in the last step, see `on_after_backward`
+        self.schedule = Schedule(period=1, merged_from=0, whole_from=0)  # replaced in `attach`
         self.clusters: np.ndarray | None = None  # [N], the learner of each training image
-        self.memory: Remembered | None = None  # running
-        self.negatives: tuple[Tensor, Tensor] | None = None  # of the last clustering, see `negative_distances`
+        self.memory: Remembered | None = None  # with assignments_from=running
+        self.negatives: tuple[Tensor, Tensor] | None = None  # at the last clustering, see `negative_distances`
 
     # The network.
 
@@ -153,7 +154,7 @@ class DCES(Method):
     # An iteration.
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the learner whose turn it is on its slice, or that of the full embedding (eq. 3)."""
+        """Computes the loss of the drawn cluster's learner on its slice, or that of the full embedding (eq. 3)."""
         if self.memory is not None:
             self.memory.update(batch["index"], output.embeddings.flatten(1))
         self.active = self._turn()
@@ -167,16 +168,15 @@ class DCES(Method):
         return terms | {first: terms[first] + 0 * torch.stack(idle).sum()} if idle else terms
 
     def _turn(self) -> int | None:
-        """The learner whose cluster the batch is of; None: it is the full embedding's turn."""
+        """Returns the learner whose cluster the batch is from; None: the full embedding is trained."""
         if self.global_step >= self.schedule.merged_from or len(self.slices) == 1:
             return None
         assert self.clusters is not None
-        # As the host knows them. A rank's part of the batch is of the same cluster as the whole.
+        # From the host's copy of the rows; a rank's part of the batch is from the same cluster as the whole.
         return int(self.clusters[np.searchsorted(self.rows, self.data.batch_rows[0])])
 
     def on_after_backward(self) -> None:
-        """Without a gradient, rather than with one of zero, the optimizer leaves a parameter alone: momentum and decay
-        would move the slices of the other learners."""
+        """Removes the gradients of the other learners: with a gradient of zero, momentum and decay would move them."""
         super().on_after_backward()
         for k, part in enumerate(self.slices):
             if self.active not in (None, k):
@@ -192,7 +192,7 @@ class DCES(Method):
         if data.train_images < self.K:
             raise UserError(f"method.K={self.K} is more than the {data.train_images} training images.")
         self.data, self.rows = data, data.train_rows
-        assert (np.diff(self.rows) > 0).all()  # the order of a table of embeddings
+        assert (np.diff(self.rows) > 0).all()  # the order that a table of embeddings has
         self.schedule = Schedule(
             period=self.T * data.sampler.steps_per_epoch,
             merged_from=round(self.full_embedding_from * self.total_steps),
@@ -202,13 +202,13 @@ class DCES(Method):
         fixed = self._fixed_grouping()
         if fixed is None and self.schedule.whole_from:
             need_faiss()
-        # Can the rule draw inside clusters at all, and inside fixed ones?
+        # Checks now that the sampler's rule can draw inside clusters, and inside fixed ones.
         self.sampler.regroup(np.zeros(data.train_images, np.int64) if fixed is None else fixed)
 
     def on_step_end(self, step: int) -> dict[str, float]:
-        """Algorithm 1: clusters every T epochs, merges the losses when the slices are merged."""
+        """Clusters every T epochs, and merges the losses when the slices are merged (Algorithm 1)."""
         if getattr(self.trainer, "overfit_batches", 0) and step:
-            return {}  # the same batches again and again, of the same learners
+            return {}  # the same batches are repeated, so they have to keep their learners
         if step == self.schedule.merged_from and len(self.losses) > 1:
             self._merge_losses()
         if step % self.schedule.period or step >= self.schedule.whole_from:
@@ -225,10 +225,12 @@ class DCES(Method):
             clusters = match_clusters(previous, clusters, self.K)
         try:
             self.sampler.regroup(clusters)
-        except UserError:  # K-means has found the classes
+        except UserError:  # each cluster has a single class
             if previous is None:
                 raise
-            log.warning("step %d: no cluster holds two classes: the clusters before stay. Lower method.K.", step)
+            log.warning(
+                "step %d: no cluster holds two classes, so the previous clusters are kept: lower method.K.", step
+            )
             clusters = previous
         self.clusters = clusters
         if embeddings is not None:
@@ -242,12 +244,12 @@ class DCES(Method):
         return figures
 
     def _fixed_grouping(self) -> np.ndarray | None:
-        """The learner `[N]` of each training image where it does not depend on embeddings."""
+        """Returns the learner `[N]` of each training image if it does not depend on embeddings, else None."""
         kind = "one" if self.K == 1 else self.grouping
         return fixed_grouping(kind, self.K, self.sampler.labels, self.sampler.seed)
 
     def _embeddings(self, step: int) -> np.ndarray:
-        """What is clustered, `[N,D]` float32, the same on every rank."""
+        """Returns the vectors to cluster, `[N,D]` float32, the same on every rank."""
         self.finite.check()
         if self.memory is not None:
             return self.memory.embeddings.cpu().numpy()
@@ -262,7 +264,7 @@ class DCES(Method):
         return embeddings.cpu().numpy()
 
     def _cluster(self, embeddings: np.ndarray, step: int) -> np.ndarray:
-        """K-means on rank 0, told to all: `[N,D]` -> `[N]`, in the order in which it numbers clusters."""
+        """Runs K-means on rank 0 and sends the result to all: `[N,D]` -> `[N]`, clusters as K-means numbers them."""
         found = None
         if self.trainer.is_global_zero:
             seed = int(np.random.SeedSequence([self.sampler.seed, step, 3]).generate_state(1)[0] >> 1)
@@ -277,26 +279,26 @@ class DCES(Method):
 
     @torch.no_grad()
     def _merge_losses(self) -> None:
-        """The loss of the full embedding starts where the learners' losses have come to."""
+        """Sets the parameters of the full embedding's loss from those of the learners' losses."""
         *learners, full = self.losses
         for name, parameter in full.named_parameters():
             parts: list[Tensor] = [loss.get_parameter(name) for loss in learners]
             if parts[0].shape == parameter.shape:
                 parameter.copy_(torch.stack(parts).mean(0))
                 continue
-            # Proxies: [C,d], or [d,C] in losses with a softmax; the embedding's width is the axis that differs.
+            # Proxies are [C,d], or [d,C] in losses with a softmax; the width of the embedding is the axis that differs.
             axis = next(i for i, (a, b) in enumerate(zip(parts[0].shape, parameter.shape, strict=True)) if a != b)
             parameter.copy_(torch.cat([F.normalize(part, dim=axis) for part in parts], dim=axis))
 
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
-        """The clusters, over the training and at its end."""
+        """Draws the clusters over the training and at its end."""
         if self.clusters is None or self.K == 1:
             return []
         drawn = [
             Plot(
                 "clusters",
-                "Training images of each learner's cluster, and how much of it was its cluster before (intersection "
-                f"over union){reclustered(log)}",
+                "Number of training images in each learner's cluster, and its overlap with the learner's previous "
+                f"cluster (intersection over union){reclustered(log)}",
                 clusters_over_steps(log),
             ),
             Plot(

@@ -1,7 +1,7 @@
 """DeML: decoupled metric learning with hybrid attention (Chen & Deng, CVPR 2019).
 
-B images, I scales, J learners a scale, d width of one learner. Names are the paper's: F the trunk up to pool3, G what
-follows, OAM the object attention between two scales, CAM the channel attention of a learner.
+B images, I scales, J learners per scale, d width of one learner. Names are the paper's: F is the trunk up to pool3, G
+the stages after it, OAM the object attention between two scales, CAM the channel attention of a learner.
 """
 
 import copy
@@ -31,11 +31,11 @@ from dml.models.heads import Head, looking_away
 
 @dataclass(frozen=True)
 class Region:
-    """Where one scale found the object.
+    """The regions in which one scale found the objects.
 
     Attributes:
-        proposal: `[B,H,W]`, how much is there.
-        boxes: `[B,4]`, left, top, right, bottom of what the next scale sees.
+        proposal: `[B,H,W]`, how strongly object attention marks each pixel.
+        boxes: `[B,4]`, left, top, right, bottom of the part that the next scale sees.
     """
 
     proposal: Tensor
@@ -47,9 +47,9 @@ class Scale(nn.Module):
 
     Args:
         lower, upper: F and G.
-        cams: one a learner; none: the learners see F's output itself.
-        heads: one a learner.
-        layers: stages that object attention looks at.
+        cams: one per learner; identities if there is no channel attention.
+        heads: one per learner.
+        layers: the stages whose maps object attention uses.
     """
 
     def __init__(
@@ -60,12 +60,15 @@ class Scale(nn.Module):
         self.cams, self.heads = nn.ModuleList(cams), nn.ModuleList(heads)
 
     def proposals(self, maps: Tensor) -> Tensor:
-        """F's output `[B,C,h,w]` -> channel attention proposals `[B,J,C,h,w]`."""
+        """Computes channel attention proposals `[B,J,C,h,w]` of F's output `[B,C,h,w]`."""
         return torch.stack([cam(maps) for cam in self.cams], dim=1)
 
     def for_the_adversary(self, branches: Tensor) -> Tensor:
-        """G's outputs `[B,J,C,h,w]` -> learner outputs `[B,J,d]` once more, by layers that get no gradient of it and
-        keep their statistics: eq. 4 is a game between the adversary and f, g and the CAMs."""
+        """Computes the learner outputs `[B,J,d]` of G's outputs `[B,J,C,h,w]` once more, for the adversary.
+
+        The learners' layers get no gradient from it and keep their statistics, since eq. 4 is a game between the
+        adversary on one side and f, g and the CAMs on the other.
+        """
         outputs = []
         for j, head in enumerate(self.heads):
             weights = {name: weight.detach() for name, weight in head.named_parameters()}
@@ -75,9 +78,12 @@ class Scale(nn.Module):
         return torch.stack(outputs, dim=1)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Normalised images -> learner outputs `[B,J,d]`, G's `[B,J,C,h,w]`, and the layers' maps, each `[B,C,h,w]`.
+        """Computes learner outputs `[B,J,d]`, G's outputs `[B,J,C,h,w]` and the maps of `layers`, each `[B,C,h,w]`.
 
-        Above the channel attention each learner has maps of its own: object attention looks at their mean.
+        After the channel attention each learner has maps of its own; object attention uses their mean.
+
+        Args:
+            images: `[B,3,H,W]`, normalised.
         """
         maps, below = self.F.tapped(images, self.layers)
         proposals = self.proposals(maps)
@@ -92,17 +98,17 @@ class Scale(nn.Module):
 class Adversary(nn.Module):
     """The network that pulls a scale's learners together (Fig. 3c, eq. 4): `[N,J,d] -> [N,J,width]`, in float32.
 
-    The paper gives its place, not its layers. Here: one orthogonal layer and a leaky ReLU. Layers that are free learn
-    within a hundred steps to map everything to one point, which is the least that eq. 4 can be, and from there on
-    neither side has a gradient. An orthogonal layer keeps all distances, and the leaky ReLU shrinks them at most to a
-    tenth: to choose which ones is the adversary's play, and it never ends.
+    The paper gives its place but not its layers. Here it is one orthogonal layer and a leaky ReLU. Unconstrained layers
+    learn within a hundred steps to map everything to one point, which is the minimum of eq. 4, and from then on neither
+    side has a gradient. An orthogonal layer keeps all distances, and the leaky ReLU shrinks them at most to a tenth:
+    the adversary can only choose which ones, so the game does not end.
 
-    torch's `parametrizations.orthogonal` was passed over: weight decay moves what it takes for signs, and the layer is
-    zero from then on.
+    torch's `parametrizations.orthogonal` is not used: weight decay changes the parameters that it uses as signs, and
+    the layer becomes zero.
 
     Args:
         dim: d.
-        width: d or more.
+        width: of the layer's output, d or more.
     """
 
     def __init__(self, dim: int, width: int) -> None:
@@ -110,45 +116,46 @@ class Adversary(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, dim))  # spans the layer's columns; its scale does not matter
 
     def layer(self) -> Tensor:
-        """`[width,d]` with orthonormal columns."""
+        """Returns the layer's weight, `[width,d]` with orthonormal columns."""
         columns, upper = torch.linalg.qr(self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)))
-        return columns * upper.diagonal().sign()  # without the signs it would jump where one changes
+        return columns * upper.diagonal().sign()  # without the signs the layer would jump when one changes
 
     def forward(self, embeddings: Tensor) -> Tensor:
         return F.leaky_relu(F.linear(embeddings, self.layer()), 0.1)
 
 
 class DeML(Method):
-    """I scales of J learners. Each scale sees what the one before found to be the object, enlarged.
+    """I scales of J learners. Each scale sees, enlarged, the region in which the scale before it found the object.
 
-    Every scale has a trunk of its own, and all are trained together; no gradient passes the crop. The learners of a
-    scale are kept apart by an adversary: it maps them to where they agree (eq. 4), and by a reversed gradient F, G
-    and the CAMs, not the learners' own layers, are trained to make them differ there (section 3.2). Learner i*J + j is
-    CA(i,j). The adversary is given the learners' outputs at unit norm, where eq. 4 has them as they are: by length
-    alone learners would differ without end.
+    Every scale has its own trunk, and all are trained together; no gradient passes through the crop. An adversary keeps
+    the learners of a scale apart: it maps them so that they agree (eq. 4), and through a reversed gradient F, G and the
+    CAMs, but not the learners' own layers, are trained to make them differ there (section 3.2). Learner i*J + j is
+    CA(i,j). Eq. 4 takes the learners' outputs without normalisation; here they have unit norm, since by length alone
+    learners could differ without limit.
 
-    The released code differs: it has no adversary in use, but a contrastive hinge between the learners of a scale
+    The released code differs: instead of the adversary it uses a contrastive hinge between the learners of a scale
     (`adversary=hinge`).
 
     Args:
         backbone: split into F and G after the stage `branch`; every scale starts from a copy.
         head, loss, dim: see `dml.methods.base`. A learner has floor(dim / (I J)) dimensions.
-        I, J: scales, and learners of each.
+        I, J: number of scales, and of learners in each scale.
         channel_attention: false leaves the CAMs out.
-        adversary: `grl`, eq. 4 behind a gradient reversal layer; `hinge`, what the squared distances of learners lack
-            to 2 (the released code, with weight 0.2); or `none`.
+        adversary: `grl`: eq. 4 behind a gradient reversal layer; `hinge`: 2 minus the squared distance of two learners,
+            where that is positive (the released code, with weight 0.2); or `none`.
         lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
-        balance: the weight is the ratio of its gradient to the metric loss's (see `Balance`), not eq. 5's as printed.
-        adversary_width: of its layer, a learner's dimensions or more; None: twice as many.
-        object_layers: stages whose maps object attention walks on; None: the last one, and, where there is one, the
-            last at a higher resolution (GoogLeNet: inception4e and inception5b, as in the paper).
-        branch: last stage of F; None: the backbone's own (GoogLeNet: pool3, as in the paper).
-        checkpointing: the activations inside a stage are computed twice rather than kept.
+        balance: `lambda_adv` is the ratio of this loss's gradient to the metric loss's (see `Balance`), and not the
+            weight of eq. 5 as printed.
+        adversary_width: width of the adversary's layer, at least that of a learner; None: twice that of a learner.
+        object_layers: stages on whose maps object attention walks; None: the last one, and the last one of a higher
+            resolution if there is one (GoogLeNet: inception4e and inception5b, as in the paper).
+        branch: last stage of F; None: the backbone's own choice (GoogLeNet: pool3, as in the paper).
+        checkpointing: compute the activations inside a stage twice instead of keeping them.
         options: see `Method`.
 
     Raises:
-        UserError: I or J below 1, a width that leaves a learner no dimension, an unknown adversary, or a stage that the
-            backbone lacks.
+        UserError: the width leaves a learner no dimension, the adversary's layer is too narrow, or the backbone has no
+            such stage.
     """
 
     counted_by = ("I", "J")
@@ -174,7 +181,9 @@ class DeML(Method):
     ) -> None:
         d = dim // (I * J)
         if d < 1:
-            raise UserError(f"head.dim={dim} leaves the {I * J} learners no dimension: make it {I * J} or more.")
+            raise UserError(
+                f"head.dim={dim} leaves no dimension for each of {I * J} learners: make it {I * J} or more."
+            )
         played = adversary == "grl" and J > 1
         width = 2 * d if adversary_width is None else adversary_width
         if played:
@@ -198,7 +207,7 @@ class DeML(Method):
         self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
 
     def groups(self) -> dict[str, slice]:
-        """The learners of each scale (Table 2)."""
+        """Returns the learners of each scale, which are also evaluated together (Table 2)."""
         return {f"scales/{i}": slice(i * self.J, (i + 1) * self.J) for i in range(self.I)} if self.I > 1 else {}
 
     def learners(self, images: Tensor) -> Output:
@@ -212,8 +221,12 @@ class DeML(Method):
         return Output(outputs, played=torch.cat(played, dim=1))
 
     def walk(self, images: Tensor) -> tuple[Tensor, list[Region], list[Tensor]]:
-        """Normalised images -> outputs of all learners `[B,I*J,d]`, where each scale but the last found the object
-        that the next one looks at, and G's outputs in each scale, `[B,J,C,h,w]`."""
+        """Passes normalised images through all scales.
+
+        Returns:
+            The outputs of all learners `[B,I*J,d]`; the region that each scale but the last found for the next one; and
+            G's outputs in each scale, `[B,J,C,h,w]`.
+        """
         outputs, regions, branches = [], [], []
         for i, scale in enumerate(self.scales):
             of_scale, of_branches, maps = scale(images)
@@ -226,10 +239,10 @@ class DeML(Method):
         return torch.cat(outputs, dim=1), regions, branches
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """Eq. 5, the mean of the learners' losses, and what keeps the learners of a scale apart (eq. 4)."""
+        """Computes the mean of the learners' losses (eq. 5) and what keeps the learners of a scale apart (eq. 4)."""
         terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
         of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
-        sides = {}  # losses, and the outputs that they are on
+        sides = {}  # name -> loss, and the outputs that it is computed from
         if self.adversaries:
             played = F.normalize(output.auxiliary["played"].to(output.raw.dtype), dim=-1)
             opponents = zip(self.adversaries, played.unflatten(1, (self.I, self.J)).unbind(1), strict=True)
@@ -251,21 +264,21 @@ class DeML(Method):
         return {} if self.balance is None else self.balance.figures(step)
 
     def attention(self, images: Tensor) -> Tensor:
-        """Normalised images -> the channel attention proposals of the first scale `[B,J,C,h,w]` (Fig. 4b)."""
+        """Computes the first scale's channel attention proposals `[B,J,C,h,w]` of normalised images (Fig. 4b)."""
         first = self.scales[0]
         assert isinstance(first, Scale)
         maps: Tensor = first.F(images)
         return first.proposals(maps)
 
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
-        """As the paper's Fig. 4."""
+        """Draws pictures like the paper's Fig. 4."""
         drawn, seen = [], self.normalized(images)
         if self.I > 1:
             found = [(region.proposal.float().cpu(), region.boxes.cpu()) for region in self.walk(seen)[1]]
             drawn.append(
                 Plot(
                     "regions",
-                    "What each scale sees of some test images, how much of the object it finds where (bright is much), "
+                    "The part of some test images that each scale sees, where it finds the object (bright is strong), "
                     "and the square that the next scale sees enlarged",
                     object_regions(images.float().cpu(), found),
                 )
@@ -273,7 +286,7 @@ class DeML(Method):
         return [*drawn, attention_plot(images, self.attention(seen))] if self.channel_attention else drawn
 
     def new_modules(self) -> Iterable[nn.Module]:
-        """The learners alone: "10 times learning rate for the learners" (section 4)."""
+        """Returns the learners' heads alone: "10 times learning rate for the learners" (section 4)."""
         for scale in self.scales:
             assert isinstance(scale, Scale)
             yield scale.heads
@@ -281,7 +294,7 @@ class DeML(Method):
     def openings(self) -> Sequence[Stages]:
         if self.I > 1:
             raise UserError(
-                f"dataset.cache=features keeps features of whole images, and the scales of method.I={self.I} look at "
+                f"dataset.cache=features keeps features of whole images, but the later scales of method.I={self.I} see "
                 "parts of them: set method.I=1, or another dataset.cache."
             )
         return super().openings()
@@ -291,7 +304,7 @@ class DeML(Method):
 
 
 def _resized(maps: Tensor, images: Tensor) -> Tensor:
-    """`[B,h,w]` -> `[B,H,W]` of the images."""
+    """Resizes maps `[B,h,w]` to the size of the images, `[B,H,W]`."""
     return F.interpolate(maps[:, None], images.shape[2:], mode="bilinear", align_corners=False).squeeze(1)
 
 

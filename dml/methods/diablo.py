@@ -1,8 +1,8 @@
 """DIABLO: dictionary-based attention block (Jacob et al., Pattern Recognition Letters 2020).
 
-B images, N dictionary entries (each a branch, a learner), d = D/N width of one branch; F is the feature extractor,
-phi the map whose output (m channels) is compared with the dictionary, psi the map that refines features (c channels
-where they are selected from), as in section 3.1.
+B images, N dictionary entries (one per branch, which is a learner), d = D/N width of one branch. As in section 3.1, F
+is the feature extractor, the output of phi (m channels) is compared with the dictionary, and psi refines the features;
+the features to select from have c channels.
 """
 
 import copy
@@ -24,11 +24,11 @@ from dml.models.backbones.start import enlarge_input
 
 
 class DIABLO(Method):
-    """N branches; a softmax over a dictionary of N entries decides what goes into which (eq. 1-4, 8, 12).
+    """N branches; a softmax over a dictionary of N entries decides which features go into which (eq. 1-4, 8, 12).
 
-    The loss is taken on the concatenation of the branches, scaled to unit norm so that the paper's margins mean for
-    it what they mean for the baseline; no branch has a loss of its own and nothing pushes branches apart but the
-    softmax (section 4.4).
+    The loss is computed on the concatenation of the branches. That is scaled to unit norm, so that the paper's margins
+    have the same meaning as for the baseline. No branch has its own loss, and only the softmax pushes branches apart
+    (section 4.4).
 
     Args:
         backbone: split after the stage `branch` into F and psi.
@@ -36,19 +36,19 @@ class DIABLO(Method):
         N: size of the dictionary.
         selection: `feature`: an entry has one weight for all channels of a location (section 3.3); `dimension`: one
             for each channel (section 3.4).
-        attention: `pre`: select from F, then refine each selection by the psi that all branches share (eq. 3, 4);
-            `post`: refine, then select from psi (eq. 1, 2).
+        attention: `pre`: select from F's output, then refine each selection by psi, which all branches share (eq. 3,
+            4); `post`: refine first, then select from psi's output (eq. 1, 2).
         alpha: hardness of the selection (eq. 7, 11).
-        shared_head: one embedding layer for all branches; the paper: one each.
+        shared_head: true: one embedding layer for all branches; false, as in the paper: one for each.
         branch: last stage of F; None: the backbone's own choice (GoogLeNet: pool3 for `pre`, pool4 for `post`).
         attention_depth: how many stages with weights phi copies; None: for `pre` the backbone's own choice
             (GoogLeNet: the five of inception4), for `post` all that follow F.
-        checkpointing: the activations inside a stage of psi are computed twice rather than kept.
+        checkpointing: compute the activations inside a stage of psi twice instead of keeping them.
         options: see `Method`.
 
     Raises:
-        UserError: an unknown choice, an alpha that is not positive, a stage that the backbone lacks, a depth beyond its
-            stages or at which phi and psi differ in resolution, or a width that N branches cannot share.
+        UserError: the backbone has no stage `branch`, too few stages follow it, phi and psi would differ in resolution,
+            or N branches cannot share the width.
     """
 
     counted_by = ("N",)
@@ -96,7 +96,11 @@ class DIABLO(Method):
         return Output(torch.stack([head(branches[:, n]) for n, head in enumerate(self.heads)], dim=1))
 
     def weights(self, features: Tensor) -> Tensor:
-        """Features F `[B,c,h,w]` -> attention maps of the branches, `[B,N,c,h',w']` or `[B,N,1,h',w']` (block S)."""
+        """Computes the attention maps of the branches from F's output `[B,c,h,w]` (block S).
+
+        Returns:
+            `[B,N,c,h',w']` with `selection=dimension`, `[B,N,1,h',w']` with `selection=feature`.
+        """
         return self.dictionary(self.phi(features))
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
@@ -110,7 +114,7 @@ class DIABLO(Method):
 
 
 def _phi(backbone: Backbone, branch: str, depth: int | None, psi: Stages, pre: bool) -> Stages:
-    """A copy of stages after F: at F's resolution where it weighs F's features, else at that of psi's output."""
+    """Copies the stages after F for phi: at F's resolution if F's output is weighted, else at that of psi's output."""
     if pre:
         return backbone.copy_after(branch, backbone.attention_depth if depth is None else depth, keep_resolution=True)
     if depth is None:

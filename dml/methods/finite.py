@@ -1,4 +1,4 @@
-"""Terms of the objective that are NaN or infinite: remembered on the device, so that no step waits for them."""
+"""Finds terms of the objective that become NaN or infinite, without making a step wait for the device."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +14,19 @@ class NonFiniteLoss(UserError):
 
 
 class FiniteTerms:
-    """Which terms became NaN or infinite at which step first. Only `check` waits for the device."""
+    """Remembers on the device which terms became NaN or infinite, and at which step. Only `check` waits for it."""
 
     def __init__(self) -> None:
-        # By the names of a step's terms, `[K]` each: the step, 0 where there was none, and the value.
+        # Names of a step's K terms -> `[K]` first step with a non-finite value (0: none), and `[K]` that value.
         self._found: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     @contextmanager
     def step(self, number: int) -> Iterator[dict[str, Tensor]]:
-        """The block puts in the scalars of this step, 1 and up, by name.
+        """Opens a block that puts the scalars of this step, counted from 1, into a dict by name.
 
         Raises:
-            NonFiniteLoss: in place of what the block raises, where a term is not finite: networks and miners fail on
-                NaN in words of their own.
+            NonFiniteLoss: the block fails and a term is not finite. It replaces the block's own exception, since
+                networks and miners fail on NaN with various messages.
         """
         terms: dict[str, Tensor] = {}
         try:
@@ -56,7 +56,7 @@ class FiniteTerms:
             if step
         ]
         if found:
-            step, term, value = min(found, key=lambda one: one[0])  # of a step's terms the first
+            step, term, value = min(found, key=lambda one: one[0])  # among equal steps the first term
             raise NonFiniteLoss(
                 f"The loss term '{term}' became {value} at step {step}: lower lr or set trainer.gradient_clip_val."
             ) from cause

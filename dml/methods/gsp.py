@@ -1,4 +1,4 @@
-"""GSP: generalized sum pooling with zero-shot regularisation (Gurbuz et al., ICCV 2023).
+"""GSP: generalized sum pooling with a zero-shot regularisation (Gurbuz et al., ICCV 2023).
 
 B images, d width of the embedding, m prototypes.
 """
@@ -23,18 +23,18 @@ from dml.methods.baseline import Baseline
 from dml.models.backbones.stages import Backbone
 from dml.models.gsp import GSPHead
 
-BATCHES = 32  # that are looked at before the training
-CLASSES, OF_A_CLASS = 16, 16  # of the test, in the picture of prototypes
+BATCHES = 32  # batches that are checked before the training
+CLASSES, OF_A_CLASS = 16, 16  # test classes, and images of each, in the picture of prototypes
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What prototypes have of the locations of B images.
+    """How the locations of B images are divided among the prototypes.
 
     Attributes:
-        weights: `[B,h,w]`, how much a location counts, mean 1.
-        dominant: `[B,h,w]` int64, the prototype that took most of it.
-        attributes: `[B,m]`, the share of each of m prototypes in the image, sum 1.
+        weights: `[B,h,w]`, the weight of each location, mean 1.
+        dominant: `[B,h,w]` int64, the prototype with the largest share of the location.
+        attributes: `[B,m]`, the share of each prototype in the image, sum 1.
     """
 
     weights: Tensor
@@ -43,22 +43,22 @@ class Shares:
 
 
 class GSP(Baseline):
-    """The plain embedding, pooled by optimal transport, with a zero-shot loss on what the prototypes were given.
+    """The baseline with pooling by optimal transport, and a zero-shot loss on the prototypes' shares of each image.
 
-    `(1 - lambda) L_DML + lambda L_ZS` (section 4.3), whatever the metric loss. Without that loss, and with any method,
-    the pooling is `head=gsp`.
+    The objective is `(1 - lambda) L_DML + lambda L_ZS` (section 4.3) for any metric loss. The pooling alone is
+    `head=gsp`, which works with every method.
 
     Args:
         backbone: images -> features.
         head: makes a `GSPHead`.
         loss, dim: see `dml.methods.base`.
-        classes: of the training images.
+        classes: number of training classes.
         lambda_zs: lambda; 0 leaves the zero-shot loss out.
         ridge, logit_scale: see `ZeroShotPrediction`.
         options: see `Method`.
 
     Raises:
-        UserError: another head; data whose batches have a single class each.
+        UserError: the head is another one, or (`attach`) each batch has a single class.
     """
 
     head: GSPHead
@@ -78,7 +78,7 @@ class GSP(Baseline):
     ) -> None:
         super().__init__(backbone, head, loss, dim, **options)
         if not isinstance(self.head, GSPHead):
-            raise UserError("method=gsp pools with head=gsp: give it, or choose method=baseline for another head.")
+            raise UserError("method=gsp pools with head=gsp: set head=gsp, or choose method=baseline for another head.")
         self.lambda_zs = lambda_zs
         self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
 
@@ -87,12 +87,12 @@ class GSP(Baseline):
         batches = islice(data.sampler.batches(0), BATCHES)
         if self.zero_shot is not None and all(len(set(data.sampler.labels[batch])) == 1 for batch in batches):
             raise UserError(
-                "The zero-shot loss parts the classes of a batch in two, and batches have one class only: raise "
+                "The zero-shot loss divides the classes of a batch into two halves, but batches have one class: raise "
                 "sampler.batch_size, lower sampler.m, or set method.lambda_zs=0."
             )
 
     def learners(self, images: Tensor) -> Output:
-        """With `attributes [B,m]`, what the zero-shot loss is on, once there are prototypes."""
+        """Computes the learner outputs, with `attributes [B,m]` for the zero-shot loss once there are prototypes."""
         pooled, attributes = self.head(self.backbone(images), attributes=True)
         return Output(pooled[:, None], **({} if attributes is None else {"attributes": attributes}))
 
@@ -101,7 +101,7 @@ class GSP(Baseline):
         if self.zero_shot is None:
             return terms
         attributes = output.auxiliary.get("attributes")
-        if attributes is None:  # prototypes are still to come; under DDP every parameter has to take part
+        if attributes is None:  # no prototypes yet; a zero term, since under DDP every parameter has to take part
             value = 0 * self.zero_shot.embeddings.sum()
         else:
             value = self.lambda_zs * self.zero_shot(attributes, batch["label"])
@@ -113,7 +113,7 @@ class GSP(Baseline):
             self.zero_shot.embeddings.grad = None
 
     def shares(self, images: Tensor) -> "Shares":
-        """What prototypes have of normalised images."""
+        """Computes the prototypes' shares of normalised images `[B,3,H,W]`."""
         maps = self.head.locals(self.backbone(images))
         weights, plan = self.head.pooling.transport(maps)
         size = maps.shape[2:]
@@ -121,7 +121,7 @@ class GSP(Baseline):
         return Shares(weights.unflatten(1, size), plan.argmax(1).unflatten(1, size), attributes)
 
     def plots(self, images: Tensor, data: DataModule, log: Sequence[Mapping[str, Any]]) -> list[Plot]:
-        """As the paper's Fig. 3b and Fig. 5."""
+        """Draws pictures like the paper's Fig. 3b and Fig. 5."""
         if self.head.pooling.waiting:
             return []
         shares = self.shares(self.normalized(images))
@@ -131,23 +131,24 @@ class GSP(Baseline):
         return [
             Plot(
                 "weights",
-                "Some test images, how much each location counts (bright is much; the mean is 1), and which prototype "
-                "took most of it: a colour a prototype, paler where less counts",
+                "Some test images, the weight of each location (bright is high; the mean is 1), and the prototype with "
+                "the largest share of it: one colour per prototype, paler where the weight is low",
                 pooling_weights(images.float().cpu(), *weights, shares.attributes.shape[1]),
             ),
             Plot(
                 "prototypes",
-                "What share prototypes have in the images of some test classes, mean over up to "
-                f"{OF_A_CLASS} images each",
+                "The prototypes' shares in the images of some test classes, as means over up to "
+                f"{OF_A_CLASS} images per class",
                 prototype_histograms(attributes, labels, names),
             ),
         ]
 
     def _attributes(self, data: DataModule, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Attributes `[N,m]` and labels `[N]` of some test images of some classes, on the CPU.
+        """Computes attributes `[N,m]` and labels `[N]` of some test images of some classes, on the CPU.
 
         Args:
-            images: as the method takes them, for precision and device.
+            data: the run's data.
+            images: any images on the method's device, whose type and device are used.
         """
         labels = data.records.labels[data.query_rows]
         chosen = [np.flatnonzero(labels == c)[:OF_A_CLASS] for c in np.unique(labels)[:CLASSES]]

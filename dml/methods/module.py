@@ -1,4 +1,4 @@
-"""What Lightning asks of a method: steps of training, validation and prediction."""
+"""The Lightning side of a method: steps of training, validation and prediction."""
 
 import copy
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ from dml.methods.output import Batch
 
 
 class TrainedModule(Optimized):
-    """The plumbing below `Method`, which says what is embedded and minimised.
+    """The Lightning steps below `Method`, which defines what is embedded and minimised.
 
     `trainer.fit`, `trainer.validate(method, data)` and `trainer.predict(method, data)` work from Python, with a
     `DataModule`; runs of `python -m dml.run` are evaluated by callbacks.
 
-    A step reads nothing back from the device, which then never waits for it: whether its terms are finite is known to
-    the device alone until someone checks `finite`, as callbacks do before they log, evaluate or save.
+    A step reads nothing back from the device, so the device never has to wait. Whether its terms are finite is known
+    only when `finite` is checked, as callbacks do before they log, evaluate or save.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms: dict[str, Tensor] = {}  # of the last training step, for whoever logs or shows them
+        self.terms: dict[str, Tensor] = {}  # of the last training step, to be logged or shown
         self.finite = FiniteTerms()  # of this training
-        self._collected = [Collector()]  # in a list: it is no part of the network
+        self._collected = [Collector()]  # in a list, so that it is not registered as a part of the network
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Networks and losses are copied; the trainer and the data, which a method may hold, are shared."""
+        """Copies networks and losses, but shares the trainer and the data that a method may hold."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         shared = (Trainer, LightningDataModule, Sampler)
@@ -43,15 +43,15 @@ class TrainedModule(Optimized):
         return copied
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images `[B,3,H,W]` in [0,1] -> learners `[B,L,d]`, each row of unit norm."""
+        """Embeds images `[B,3,H,W]` in [0,1]: learners `[B,L,d]`, each row of unit norm."""
         raise NotImplementedError
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms of the objective on this rank's part of a batch."""
+        """Computes the terms of the objective; each rank is given its part of the batch."""
         raise NotImplementedError
 
     def groups(self) -> Mapping[str, slice]:
-        """Learners that are tested together too."""
+        """Returns name -> learners that are also evaluated together."""
         return {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -68,7 +68,7 @@ class TrainedModule(Optimized):
             super().backward(loss, *args, **kwargs)
 
     def on_train_epoch_end(self) -> None:
-        """Before a trainer without our callbacks saves anything."""
+        """Checks the terms before a trainer without our callbacks saves anything."""
         self.finite.check()
 
     def on_validation_start(self) -> None:
@@ -81,8 +81,8 @@ class TrainedModule(Optimized):
         self._collected[0].update(self.embed(batch["image"]), batch["label"], batch["index"])
 
     def on_validation_epoch_end(self) -> None:
-        """Logs Recall@K, P@1, R-Precision and MAP@R of the data's test images, as `test/...`, and the learners'."""
-        if self.trainer.sanity_checking:  # it has seen two batches alone
+        """Logs Recall@K, P@1, R-Precision and MAP@R of the test images as `test/...`, of each learner too."""
+        if self.trainer.sanity_checking:  # it has seen two batches only
             return
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         embedded = self._collected[0].embedded()
@@ -97,5 +97,5 @@ class TrainedModule(Optimized):
         self.log_dict(metrics, rank_zero_only=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """`[B,L,d]`."""
+        """Embeds the images of a batch: `[B,L,d]`."""
         return self.embed(batch["image"])

@@ -1,4 +1,4 @@
-"""What Lightning asks of a method about its optimizer: parameter groups, their rates, and what rests."""
+"""The optimizer of a method: parameter groups, their learning rates, and the parameters that rest for a time."""
 
 import inspect
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from dml.models.heads import LearnsLater
 
 
 class Optimized(LightningModule):
-    """Parameters in groups with rates of their own, which one schedule changes alike.
+    """A module whose parameters are in groups with their own learning rates, which one schedule changes in proportion.
 
     Attributes:
-        recipe: of the training; None: it is to embed only.
+        recipe: of the training; None: the module is only used to embed.
         steps_per_epoch: of the sampler.
     """
 
@@ -30,11 +30,11 @@ class Optimized(LightningModule):
     terms: dict[str, Tensor]
 
     def new_modules(self) -> Iterable[nn.Module]:
-        """Modules that start from random values, trained with `lr * head_lr_factor`."""
+        """Returns the modules that start from random values, trained with `lr * head_lr_factor`."""
         return ()
 
     def on_after_backward(self) -> None:
-        """What rests gets no gradient: with one of zero, decay and momentum would move it all the same."""
+        """Removes the gradients of resting parameters: with a gradient of zero, decay and momentum would move them."""
         if self.global_step < self.rests_until:
             for parameter in self._backbone():
                 parameter.grad = None
@@ -43,18 +43,20 @@ class Optimized(LightningModule):
                 parameter.grad = None
 
     def _waiting(self) -> list[LearnsLater]:
-        """Parts of the method that leave parameters as they are for the time being."""
+        """Returns the modules that do not train some of their parameters yet."""
         later = (module for module in self.modules() if isinstance(module, LearnsLater))
         return [module for module in later if any(True for _ in module.resting())]
 
     def _backbone(self) -> list[nn.Parameter]:
-        """Parameters of neither a new module nor a loss."""
+        """Returns the parameters that belong to neither a new module nor a loss."""
         others = {id(p) for module in (*self.new_modules(), self.losses) for p in module.parameters()}
         return [p for p in self.parameters() if id(p) not in others]
 
     def _stages(self, decay: float) -> list[dict[str, Any]]:
-        """Groups of the backbone, the first stages first; one without a decay. What is part of no stage learns like
-        the last one."""
+        """Makes the backbone's groups, the first stages first; without a decay there is a single group.
+
+        Parameters outside the stages have the rate of the last stage.
+        """
         assert self.recipe is not None
         if decay == 1:
             return [{"name": "backbone", "params": self._backbone(), "lr": self.recipe.lr}]
@@ -71,11 +73,12 @@ class Optimized(LightningModule):
         ]
 
     def optimizer_alone(self) -> torch.optim.Optimizer:
-        """The recipe's, without a schedule. Parameter groups: backbone, fresh modules, and one for the parameters of
-        each loss, with their own rates.
+        """Makes the recipe's optimizer without a schedule.
+
+        The parameter groups, each with its own rate, are the backbone, the new modules, and one for each loss.
 
         Raises:
-            UserError: options that the optimizer does not take.
+            UserError: the optimizer refuses its options.
         """
         assert self.recipe is not None
         lr = self.recipe.lr
@@ -87,29 +90,29 @@ class Optimized(LightningModule):
         for i, loss in enumerate(self.losses):
             assert isinstance(loss, Loss)
             group: dict[str, Any] = {"name": f"loss {i}", "params": list(loss.parameters()), "lr": lr * loss.lr_factor}
-            groups.append(group | {"weight_decay": 0.0})  # proxies and beta are no weights: it would pull them to zero
+            groups.append(group | {"weight_decay": 0.0})  # decay would pull proxies and beta to zero
         for group in groups:
             group["params"] = [p for p in group["params"] if p.requires_grad]
         return self.recipe.optimizer_of([group for group in groups if group["params"]], **self._fused())
 
     def _fused(self) -> dict[str, bool]:
-        """On a GPU one kernel a step in place of several a tensor, where the optimizer has it and nothing was said."""
+        """Chooses the fused optimizer on a GPU (one kernel per step) if it exists and the options do not decide it."""
         assert self.recipe is not None
         makes = self.recipe.optimizer
-        said = getattr(makes, "keywords", {})  # of a partial
-        scaled = self._trainer is not None and self._trainer.precision == "16-mixed"  # Lightning cannot clip there
+        said = getattr(makes, "keywords", {})  # options of a partial
+        scaled = self._trainer is not None and self._trainer.precision == "16-mixed"  # Lightning cannot clip fused ones
         has = "fused" in inspect.signature(getattr(makes, "func", makes)).parameters
         wanted = self.device.type == "cuda" and has and not {"fused", "foreach"} & said.keys() and not scaled
         return {"fused": True} if wanted else {}
 
     def configure_optimizers(self) -> Any:
-        """The optimizer and its schedule. Raises UserError for options that torch does not take."""
+        """Makes the optimizer and its schedule. Raises UserError for options that torch refuses."""
         optimizer = self.optimizer_alone()
         assert self.recipe is not None
         schedule = self.recipe.schedule_of(optimizer, self.steps_per_epoch)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """After every step, before callbacks evaluate it and write its checkpoint."""
+        """Steps the schedule after every step, before callbacks evaluate and write a checkpoint."""
         assert isinstance(scheduler, Schedule)
         scheduler.step(self.terms["train/loss"])

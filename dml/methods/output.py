@@ -1,4 +1,4 @@
-"""What a pass over a batch gives, and what a batch is.
+"""The output of a method for a batch, and the type of a batch.
 
 B images, L learners, d width of one learner, D = L*d.
 """
@@ -17,12 +17,14 @@ Batch = Mapping[str, Tensor]
 
 
 class Output:
-    """What a pass over B images gives, and all that an objective knows of it: learner outputs, and whatever else it
-    needs. Outputs of ranks and of pieces are joined row by row, and what is no tensor in here is lost.
+    """The result of a pass over B images, and all that an objective knows of the pass.
+
+    The outputs of several ranks or pieces are joined row by row, so that everything in here has to be a tensor with one
+    row per image.
 
     Args:
-        raw: learner outputs `[B,L,d]`, not scaled; kept in float32 at least, for norms under mixed precision.
-        auxiliary: tensors with a row an image.
+        raw: learner outputs `[B,L,d]`, not normalised; kept in float32 at least, for norms under mixed precision.
+        auxiliary: other tensors that the objective needs, with one row per image.
     """
 
     def __init__(self, raw: Tensor, **auxiliary: Tensor) -> None:
@@ -31,26 +33,26 @@ class Output:
 
     @cached_property
     def embeddings(self) -> Tensor:
-        """`[B,L,d]`, each row of unit norm."""
+        """The learners' embeddings `[B,L,d]`, each row of unit norm."""
         return F.normalize(self.raw, dim=-1)
 
     @cached_property
     def norms(self) -> Tensor:
-        """`[B,L]`, of the raw outputs."""
+        """Norms `[B,L]` of the raw outputs."""
         return torch.linalg.vector_norm(self.raw, dim=-1)
 
     def learner(self, i: int) -> tuple[Tensor, Tensor]:
-        """One learner's embeddings `[B,d]` of unit norm, and the norms `[B]` that they had."""
+        """Returns one learner's embeddings `[B,d]` of unit norm, and the norms `[B]` of its raw outputs."""
         return self.embeddings[:, i], self.norms[:, i]
 
     def ensemble(self) -> tuple[Tensor, Tensor]:
-        """The learners side by side, `[B,D]` of unit norm, and the norms `[B]` of their raw outputs side by side."""
+        """Returns the concatenated learners `[B,D]` of unit norm, and the norms `[B]` of their raw concatenation."""
         side_by_side = self.embeddings.flatten(1) / math.sqrt(self.raw.shape[1])
         return side_by_side, torch.linalg.vector_norm(self.norms, dim=1)
 
     @classmethod
     def joined(cls, parts: Sequence["Output"]) -> "Output":
-        """Several outputs below one another."""
+        """Joins several outputs row by row."""
         names = parts[0].auxiliary
         return cls(
             torch.cat([part.raw for part in parts]),
@@ -58,10 +60,10 @@ class Output:
         )
 
     def of_all_ranks(self) -> "Output":
-        """The global batch."""
+        """Returns the output of the global batch, gathered from all ranks."""
         return Output(gather(self.raw), **{name: gather(value) for name, value in self.auxiliary.items()})
 
 
 def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The terms of several losses, those of one name added up."""
+    """Adds up the terms of several losses that have the same name."""
     return {name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]}

@@ -1,11 +1,11 @@
-"""A batch embedded in pieces, for the gradient of the whole of it (GradCache: Gao et al. 2021).
+"""Embeds a batch in pieces, with the same gradient as the whole batch at once (GradCache: Gao et al. 2021).
 
-The memory that a step takes is then that of a piece and of the outputs of all (experiments/bench/micro_batches.py).
-torch's checkpoint is what the paper describes: a piece's first pass keeps its output alone; the loss of the whole batch
-is differentiated by the outputs of all pieces; and the gradient of each piece's output asks for its second pass, the
-last piece first. The paper's two loops were passed over. With one graph there is one backward pass, in which the
-gradients of all pieces are summed, so that DDP averages them once, and scaled losses, clipping and `detect_anomaly` see
-what they see without pieces.
+A step then needs the memory of one piece and of the outputs of all (experiments/bench/micro_batches.py). torch's
+checkpoint does what the paper describes: the first pass over a piece keeps its output alone, the loss of the whole
+batch is differentiated with respect to the outputs of all pieces, and the backward pass computes each piece a second
+time, the last piece first. The paper writes two loops instead. With a single graph there is one backward pass, which
+sums the gradients of all pieces. DDP therefore averages them once, and loss scaling, clipping and `detect_anomaly` work
+as without pieces.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,22 +21,22 @@ Learners = Callable[[Tensor], Output]
 
 
 def embed_in_pieces(learners: Learners, images: Tensor, size: int, waiting: Sequence[LearnsLater]) -> Output:
-    """`learners(images)`, where no image of a batch has an influence on another's output.
+    """Computes `learners(images)` in pieces, for networks in which no image influences the output of another.
 
-    Random draws of a piece's second pass are those of its first.
+    The second pass over a piece repeats the random draws of the first.
 
     Args:
-        learners: images `[b,3,H,W]` -> what the objective reads of them.
+        learners: images `[b,3,H,W]` -> their output.
         images: `[B,3,H,W]`.
-        size: b, of a piece; the last one may be smaller.
-        waiting: the modules of the network that wait. They see the batch as a whole, in a pass of its own.
+        size: b, images in a piece; the last piece may be smaller.
+        waiting: modules that do not learn yet and watch their inputs. They are shown the whole batch in an extra pass.
     """
     pieces = images.split(size)
     if waiting:
         _show(waiting, learners, pieces)
 
     def embed(piece: Tensor) -> Output:
-        # Weights that autocast rounded for an earlier piece would sum the gradients of all pieces in half precision.
+        # Otherwise all pieces would share autocast's rounded weights, and sum their gradients in half precision.
         torch.clear_autocast_cache()
         with looking_away(waiting):
             return learners(piece)
@@ -46,7 +46,7 @@ def embed_in_pieces(learners: Learners, images: Tensor, size: int, waiting: Sequ
 
 @torch.no_grad()
 def _show(waiting: Sequence[LearnsLater], learners: Learners, pieces: Sequence[Tensor]) -> None:
-    """Has modules look at what a pass over the whole batch would give them, as often as it would."""
+    """Shows waiting modules the inputs that a pass over the whole batch would give them, as often as it would."""
     seen: dict[nn.Module, list[Tensor]] = {module: [] for module in waiting}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -55,13 +55,13 @@ def _show(waiting: Sequence[LearnsLater], learners: Learners, pieces: Sequence[T
 
     hooks = [module.register_forward_pre_hook(note) for module in waiting]
     devices = [piece.device for piece in pieces[:1] if piece.is_cuda]
-    with torch.random.fork_rng(devices), looking_away(waiting):  # draws are those of the passes that follow
+    with torch.random.fork_rng(devices), looking_away(waiting):  # so that this pass changes no draw of the next ones
         for piece in pieces:
             learners(piece)
     for hook in hooks:
         hook.remove()
     for module in waiting:
-        calls = len(seen[module]) // len(pieces)  # of one pass
+        calls = len(seen[module]) // len(pieces)  # of the module in one pass
         for call in range(calls):
-            if any(True for _ in module.resting()):  # still
+            if any(True for _ in module.resting()):  # it may stop waiting in between
                 module.look(torch.cat(seen[module][call::calls]))

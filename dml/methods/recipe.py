@@ -1,4 +1,4 @@
-"""The recipe of a training: torch's optimizer, and a schedule of its rates."""
+"""The recipe of a training: an optimizer of torch and a schedule of its learning rates."""
 
 import inspect
 import math
@@ -18,16 +18,16 @@ from dml.errors import UserError
 
 @dataclass(frozen=True)
 class Recipe:
-    """What moves the parameters of a method, and how its rates change.
+    """The optimizer of a method, and how its learning rates change.
 
     Attributes:
-        optimizer: `parameter groups -> optimizer`, a partial of `torch.optim.Adam` for example.
-        lr: of the backbone; other parameter groups have multiples of it.
+        optimizer: `parameter groups -> optimizer`, for example a partial of `torch.optim.Adam`.
+        lr: learning rate of the backbone; other parameter groups have multiples of it.
         scheduler: `optimizer -> scheduler`, a partial of a class of `torch.optim.lr_scheduler`.
-        unit: what the scheduler and its warm-up are counted in.
+        unit: in which the scheduler and the warm-up are counted.
         warm_up: units in which all rates rise linearly, step by step, to those that the scheduler starts with.
-        length: steps, warm-up included, after which rates stay as they are; None: there is no end.
-        layer_decay: each stage of the backbone learns at the next one's rate times this (Clark et al. 2020).
+        length: steps, warm-up included, after which rates stay constant; None: the schedule has no end.
+        layer_decay: each stage of the backbone learns at the next stage's rate times this factor (Clark et al. 2020).
     """
 
     optimizer: Callable[..., Optimizer]
@@ -39,15 +39,18 @@ class Recipe:
     layer_decay: float = 1.0
 
     def optimizer_of(self, groups: list[dict[str, Any]], **options: Any) -> Optimizer:
-        """Raises UserError for what the optimizer does not take."""
+        """Makes the optimizer of some parameter groups. Raises UserError for options that it refuses."""
         with _told("optimizer"):
             optimizer = self.optimizer(groups, **options)
         if not isinstance(optimizer, Optimizer):
-            raise UserError(f"optimizer._target_ makes a {type(optimizer).__name__}, which is no optimizer of torch's.")
+            raise UserError(
+                f"optimizer._target_ makes a {type(optimizer).__name__}, which is no optimizer of torch: choose a "
+                "class of torch.optim."
+            )
         return optimizer
 
     def schedule_of(self, optimizer: Optimizer, steps_per_epoch: int) -> "Schedule":
-        """Raises UserError for what the scheduler does not take."""
+        """Makes the schedule of an optimizer. Raises UserError for options that the scheduler refuses."""
         return Schedule(
             optimizer,
             self.scheduler,
@@ -61,20 +64,20 @@ class Recipe:
 
 
 class Schedule:
-    """Rates that rise linearly and then follow one of torch's schedulers, which counts from the end of the rise.
+    """Learning rates that rise linearly and then follow a scheduler of torch, which counts from the end of the rise.
 
-    The proportions of the parameter groups' rates stay: what a scheduler takes as rates, such as the largest of
-    OneCycleLR, it is given for each group. What torch calls `T_max` or `total_steps` is what is left of the length.
+    The proportions between the parameter groups' rates are kept: a rate that a scheduler takes, such as the largest one
+    of OneCycleLR, is given for each group. torch's `T_max` and `total_steps` are the length less the warm-up.
 
     Args:
-        optimizer: at its rates.
+        optimizer: with its full rates.
         scheduler: see `Recipe`.
         period: steps between two steps of the scheduler.
-        warm_up: steps. The first one is taken at 1 / (warm_up + 1) of the rates.
+        warm_up: steps of the rise. The first one is taken at 1 / (warm_up + 1) of the rates.
         length: see `Recipe`.
 
     Raises:
-        UserError: what the scheduler does not take.
+        UserError: the scheduler refuses its options, or the warm-up leaves no step of the length.
     """
 
     def __init__(
@@ -98,14 +101,17 @@ class Schedule:
             self.main = scheduler(optimizer, **{name: value for name, value in given.items() if name in takes})
         if not isinstance(self.main, LRScheduler):
             made = type(self.main).__name__
-            raise UserError(f"scheduler._target_ makes a {made}, which is no scheduler of torch's.")
+            raise UserError(
+                f"scheduler._target_ makes a {made}, which is no scheduler of torch: choose a class of "
+                "torch.optim.lr_scheduler."
+            )
         self.starts = [group["lr"] for group in optimizer.param_groups]
         self.rise = LinearLR(optimizer, 1 / (warm_up + 1), total_iters=warm_up) if warm_up else None
         self.steps = 0
-        self.loss = torch.zeros(())  # summed since the scheduler's last step, for one that looks at it
+        self.loss = torch.zeros(())  # sum since the scheduler's last step, for ReduceLROnPlateau
 
     def step(self, loss: Tensor) -> None:
-        """After a step of the optimizer, with the loss of that step, a scalar."""
+        """Changes the rates after a step of the optimizer; `loss` is the scalar loss of that step."""
         self.steps += 1
         since = self.steps - self.warm_up
         if self.rise is not None and since < 0:
@@ -122,7 +128,7 @@ class Schedule:
         if since % self.period or (self.units is not None and since // self.period >= self.units):
             return
         if isinstance(self.main, ReduceLROnPlateau):
-            # One rank decides for all: on other processors the last bit of a loss may be another.
+            # The first rank decides for all, since the last bit of a loss may differ between processors.
             self.main.step(float(of_first(self.loss)))
             self.loss = torch.zeros(())
         else:
@@ -141,7 +147,7 @@ class Schedule:
 
 @contextmanager
 def _told(option: str) -> Iterator[None]:
-    """What torch says of options, as UserError."""
+    """Turns what torch says of an option into a UserError that names the option."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
@@ -149,5 +155,5 @@ def _told(option: str) -> Iterator[None]:
 
 
 def rates(optimizer: Optimizer) -> dict[str, float]:
-    """The rates of an optimizer as they are, as `train/lr/GROUP`; all losses have one."""
+    """Returns the current rates of an optimizer as `train/lr/GROUP`; all losses share one entry."""
     return {f"train/lr/{group['name'].partition(' ')[0]}": float(group["lr"]) for group in optimizer.param_groups}

@@ -1,7 +1,7 @@
-"""Weights of a .caffemodel, Caffe's protobuf, under the names that backbones load.
+"""Reads weights from a .caffemodel (Caffe's protobuf format) under the names that backbones load.
 
-The messages are those of Caffe's src/caffe/proto/caffe.proto, so far as weights need them. The protobuf library reads
-them, which is here with tensorboard; OpenCV's and Caffe's own readers bring a whole framework and were passed over.
+The messages are the parts of Caffe's src/caffe/proto/caffe.proto that hold weights. The protobuf library reads them,
+which tensorboard installs anyway; OpenCV's and Caffe's own readers are not used, since they need a whole framework.
 """
 
 import math
@@ -22,9 +22,9 @@ from dml.errors import UserError
 from dml.models.weights import NOT_BACKBONE, SHOWN
 
 LARGEST = 1 << 26  # bytes; bvlc_googlenet.caffemodel has 53,533,754
-MOST = 4096  # layers; it has about 170
+MOST = 4096  # layers; bvlc_googlenet.caffemodel has about 170
 
-# Messages inside others stay bytes until they are wanted: a file of millions of empty ones takes no more memory.
+# Inner messages stay bytes until they are needed, so that a file with millions of empty ones takes no more memory.
 MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
     "Net": {"layer": (100, "repeated bytes"), "layers": (2, "repeated bytes")},
     "Layer": {"name": (1, "optional bytes"), "blobs": (7, "repeated bytes")},
@@ -40,18 +40,18 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
 
 
 def read_caffemodel(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The weights and biases of a backbone, as they are: for inputs in B, G, R order, in Caffe's range.
+    """Reads the weights and biases of a backbone, unchanged: they expect inputs in B, G, R order and Caffe's range.
 
     Args:
-        path: of the format with `layers` (V1, as published ones) or with `layer`.
+        path: a file in the format with `layers` (V1, as published) or with `layer`.
         shapes: of each tensor wanted, under its layer's name with `/` written `_`: `conv1_7x7_s2.weight [64,3,7,7]`.
 
     Returns:
-        A tensor for each key of `shapes`, float32.
+        A float32 tensor for each key of `shapes`.
 
     Raises:
-        UserError: no .caffemodel or cut short, larger than 64 MiB, or of another network: a layer is missing, doubled,
-            of another shape or too many (classifiers do not count); a value that is not finite.
+        UserError: the file is no .caffemodel, cut short, larger than 64 MiB, or of another network (a layer is missing,
+            repeated, unknown or of another shape; classifiers do not count), or a value is not finite.
     """
     wanted = list(dict.fromkeys(key.rpartition(".")[0] for key in shapes))
     found: dict[str, list[bytes]] = {}
@@ -60,7 +60,7 @@ def read_caffemodel(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, T
         if not blobs or f"{key}.".startswith(NOT_BACKBONE):
             continue
         if key in found:
-            raise UserError(f"{path} is damaged: it has two layers {name!r}.")
+            raise UserError(f"{path} is damaged: it has two layers named {name!r}.")
         found[key] = blobs
     for problem, names in (
         ("lacks", [name for name in wanted if name not in found]),
@@ -84,11 +84,11 @@ def read_caffemodel(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, T
 
 
 def _layers(path: Path) -> Iterator[tuple[str, list[bytes]]]:
-    """Name and tensors of each layer."""
+    """Yields the name and the tensors of each layer."""
     if not path.is_file():
-        raise UserError(f"{path} is no file.")
+        raise UserError(f"{path} is no file: give the path of a .caffemodel.")
     if path.stat().st_size > LARGEST:
-        raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, as no GoogLeNet is: it is not read.")
+        raise UserError(f"{path} is larger than {LARGEST >> 20} MiB, too large for a GoogLeNet: it is a wrong file.")
     net = _parsed("Net", path.read_bytes(), f"{path}")
     if len(net.layer) + len(net.layers) > MOST:
         raise UserError(f"{path} is of another network: it has more than {MOST} layers.")
@@ -99,7 +99,7 @@ def _layers(path: Path) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def _tensor(content: bytes, shape: tuple[int, ...], place: str) -> Tensor:
-    """Of `shape`; the older form has four dimensions always, the first of a vector 1."""
+    """Reads a tensor of `shape`; in the older format all have four dimensions, filled up with leading ones."""
     blob = _parsed("Blob", content, place)
     if blob.HasField("shape"):
         given, expected = tuple(_parsed("Shape", blob.shape, place).dim), shape

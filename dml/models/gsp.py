@@ -1,4 +1,4 @@
-"""Generalized sum pooling (Gurbuz et al., ICCV 2023): which locations of an image count, learned as prototypes.
+"""Generalized sum pooling (Gurbuz et al., ICCV 2023): learned prototypes decide how much each location counts.
 
 B images, n = h w locations, d width of a local embedding, m prototypes.
 """
@@ -19,30 +19,30 @@ from dml.models.heads import LearnsLater, LocalHead
 from dml.models.precision import without_autocast
 from dml.models.transport import transport_plan
 
-SEEDS = 1024  # pooled embeddings that k-centre chooses among, as in the released TensorFlow code
+SEEDS = 1024  # pooled embeddings that k-centre chooses from, as in the released TensorFlow code
 
 
 class GeneralizedSumPool(LearnsLater, Waits):
     """A weighted mean of local embeddings: `[B,d,h,w] -> [B,d]` (eq. 4.1).
 
-    Locations near to prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
+    Locations near prototypes have large weights: `p_j = (1 - n rho_j) / mu`, from the transport plan between
     prototypes and locations at costs `c_ij = |w_i / max(1,|w_i|) - f_j / max(1,|f_j|)|`.
 
     Args:
         dim: d.
-        m: how many prototypes.
+        m: number of prototypes.
         mu: share of the image that is kept; 1 is global average pooling.
         eps: the entropy's weight is 1 / eps. The paper: 5 for losses on pairs, 0.5 for those on proxies.
         solver, iterations: see `dml.models.transport.transport_plan`.
-        then: what is done with the weighted embeddings: `sum` (GSP), `max` (GMP+GSP), or `gemean` (GeMean+GSP), the
-            generalised mean of those above 0 with a learned exponent that starts at 3.
-        init: of the prototypes. `random`: directions at unit norm. `kcenter`, after the released code: all locations
-            count alike until `init_steps` passes and 1,024 averages of local embeddings have gone by in training, then
-            prototypes are those of the last 1,024, at unit norm, that are farthest from one another.
-        init_steps: with `kcenter`; the released TensorFlow code has 4096.
+        then: how the weighted embeddings are pooled: `sum` (GSP), `max` (GMP+GSP), or `gemean` (GeMean+GSP), the
+            generalised mean of the values above 0 with a learned exponent that starts at 3.
+        init: of the prototypes. `random`: random directions of unit norm. `kcenter`, after the released code: training
+            begins with equal weights, until `init_steps` passes and 1,024 means of local embeddings were seen; then the
+            prototypes are chosen from the last 1,024, at unit norm, so that they are far from one another.
+        init_steps: passes before prototypes are chosen, with `kcenter`; the released TensorFlow code has 4096.
 
     Raises:
-        UserError: more prototypes than `kcenter` chooses among.
+        UserError: there are more prototypes than embeddings that `kcenter` chooses from.
     """
 
     pooled: Tensor
@@ -61,19 +61,26 @@ class GeneralizedSumPool(LearnsLater, Waits):
     ) -> None:
         super().__init__()
         if init == "kcenter" and m > SEEDS:
-            raise UserError(f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses among.")
+            raise UserError(
+                f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses from: lower it."
+            )
         self.mu, self.eps, self.solver, self.iterations, self.then = mu, eps, solver, iterations, then
         self.prototypes = nn.Parameter(F.normalize(torch.randn(m, dim)))
         self.exponent = nn.Parameter(torch.tensor(3.0)) if then == "gemean" else None
         self.init_steps = init_steps
-        self.waiting = init == "kcenter"  # for its prototypes
+        self.waiting = init == "kcenter"  # True until prototypes are chosen
         self.steps = self.kept = 0  # passes and embeddings seen while waiting
         if self.waiting:
             self.register_buffer("pooled", torch.zeros(SEEDS, dim))
 
     def transport(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Local embeddings `[B,d,h,w]` -> pooling weights `p [B,n]` of mean 1, and the transport plan `[B,m,n]`. Both
-        in float32 at least."""
+        """Computes the pooling weights `p [B,n]`, of mean 1, and the transport plan `[B,m,n]` of local embeddings.
+
+        Both are in float32 at least.
+
+        Args:
+            maps: `[B,d,h,w]`, local embeddings.
+        """
         with without_autocast(maps.device):
             cells = _shortened(_cells(maps).transpose(1, 2))  # [B,n,d]
             prototypes = _shortened(self.prototypes.to(cells.dtype))
@@ -81,11 +88,12 @@ class GeneralizedSumPool(LearnsLater, Waits):
             return (1 - cells.shape[1] * rho) / self.mu, plan
 
     def forward(self, maps: Tensor, attributes: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
-        """`[B,d,h,w] -> [B,d]`.
+        """Pools local embeddings: `[B,d,h,w] -> [B,d]`.
 
         Args:
-            attributes: return `z [B,m]` too, the share of each prototype in what is kept, of sum 1 (eq. 4.3); None
-                while there are no prototypes yet.
+            maps: `[B,d,h,w]`.
+            attributes: also return `z [B,m]`, the share of each prototype in the part that is kept, of sum 1 (eq. 4.3);
+                None while there are no prototypes yet.
         """
         if self.waiting and self.training and self.looks:
             self.look(self.summary(maps))
@@ -107,7 +115,7 @@ class GeneralizedSumPool(LearnsLater, Waits):
         return {f"head.init_steps={self.init_steps}": self.init_steps}
 
     def _summed_up(self, cells: Tensor) -> Tensor:
-        """`[B,d,n] -> [B,d]`."""
+        """Pools weighted embeddings as `then` says: `[B,d,n] -> [B,d]`."""
         if self.then == "max":
             return cells.amax(-1)
         if self.exponent is not None:
@@ -115,21 +123,21 @@ class GeneralizedSumPool(LearnsLater, Waits):
         return cells.mean(-1)
 
     def summary(self, inputs: Tensor) -> Tensor:
-        """The mean of local embeddings, at unit norm: `[B,d,h,w] -> [B,d]`."""
+        """Returns the mean of local embeddings, at unit norm: `[B,d,h,w] -> [B,d]`."""
         return F.normalize(_cells(inputs.detach()).mean(-1))
 
     @torch.no_grad()
     def look(self, seen: Tensor) -> None:
-        """Remembers pooled embeddings of all ranks; once there are enough, prototypes become some of them."""
+        """Remembers pooled embeddings of all ranks, and chooses prototypes from them once there are enough."""
         new = gather_rows(seen)[-SEEDS:]
         self.pooled.copy_(torch.cat([self.pooled[len(new) :], new]))
         self.kept, self.steps = self.kept + len(new), self.steps + 1
         if self.kept >= SEEDS and self.steps > self.init_steps:
-            # In place: the optimizer goes on with the same parameter.
+            # In place, since the optimizer holds this parameter.
             self.prototypes.copy_(k_centres(self.pooled, len(self.prototypes)))
             self.waiting = False
 
-    # What decides whether there are prototypes has to be in a checkpoint, and on the host.
+    # Whether there are prototypes has to be in the checkpoint, and known on the host.
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"waiting": self.waiting, "steps": self.steps, "kept": self.kept}
@@ -153,13 +161,22 @@ class GSPHead(LocalHead):
         super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
 
     def forward(self, features: Tensor, attributes: bool = False) -> Any:
-        """As `GeneralizedSumPool.forward`, of features `[B,C,h,w]`."""
+        """Pools features `[B,C,h,w]`; arguments and result are those of `GeneralizedSumPool.forward`."""
         return self.pooling(self.locals(features), attributes)
 
 
 def k_centres(points: Tensor, count: int) -> Tensor:
-    """The first point, then each time the one that is farthest from those chosen: `[N,d] -> [count,d]`
-    (Gonzalez 1985; scikit-learn's `kmeans_plusplus` draws at random instead)."""
+    """Chooses the first point, then again and again the point that is farthest from those chosen (Gonzalez 1985).
+
+    scikit-learn's `kmeans_plusplus` draws at random instead.
+
+    Args:
+        points: `[N,d]`.
+        count: number of points to choose.
+
+    Returns:
+        `[count,d]`.
+    """
     chosen = [0]
     nearest = torch.linalg.vector_norm(points - points[0], dim=1)
     while len(chosen) < count:
@@ -169,17 +186,17 @@ def k_centres(points: Tensor, count: int) -> Tensor:
 
 
 def _cells(maps: Tensor) -> Tensor:
-    """`[B,d,h,w] -> [B,d,n]`, in float32 at least."""
+    """Flattens maps `[B,d,h,w]` to `[B,d,n]`, in float32 at least."""
     return maps.flatten(2).to(torch.promote_types(maps.dtype, torch.float32))
 
 
 def _shortened(vectors: Tensor) -> Tensor:
-    """`u / max(1, |u|)` along the last axis."""
+    """Computes `u / max(1, |u|)` along the last axis."""
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1)
 
 
 def _distances(prototypes: Tensor, cells: Tensor) -> Tensor:
-    """`[m,d]`, `[B,n,d]` -> `[B,m,n]`. The square root has no gradient where a location is a prototype."""
+    """Computes distances `[B,m,n]` of `[m,d]` and `[B,n,d]`. Where a location equals a prototype the gradient is 0."""
     squares = prototypes.square().sum(-1)[:, None] + cells.square().sum(-1)[:, None]
     products = torch.matmul(prototypes, cells.transpose(1, 2))
     return (squares - 2 * products).clamp(min=1e-12).sqrt()

@@ -1,4 +1,4 @@
-"""From a feature map to one learner's embedding."""
+"""Heads: from a feature map to the embedding of one learner."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,27 +11,30 @@ from dml.errors import UserError
 
 
 class LearnsLater(nn.Module):
-    """A module with parameters that rest for some time, in which it looks at what passes in training."""
+    """A module some of whose parameters do not learn at first, while the module watches its inputs in training."""
 
-    looks = True  # at what a pass in training mode gives it, see `looking_away`
+    looks = True  # whether it watches its inputs in training mode, see `looking_away`
 
     def resting(self) -> Iterable[nn.Parameter]:
-        """Those that do not learn yet: after a backward pass they are left without a gradient, as decay and momentum
-        would move what has one of zero."""
+        """Returns the parameters that do not learn yet.
+
+        After a backward pass their gradients are removed, since decay and momentum would move a parameter whose
+        gradient is zero.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to define resting()")
 
     def summary(self, inputs: Tensor) -> Tensor:
-        """What it looks at, of what it is given: a row for each, without a gradient."""
+        """Returns what the module has to know of its inputs: one row per image, without a gradient."""
         raise NotImplementedError(f"{type(self).__name__} has to define summary()")
 
     def look(self, seen: Tensor) -> None:
-        """Counts a pass over this rank's part of a batch, of which it is given the summary."""
+        """Takes notice of one pass over this rank's part of a batch, given its `summary`."""
         raise NotImplementedError(f"{type(self).__name__} has to define look()")
 
 
 @contextmanager
 def looking_away(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Those that learn later, of these modules, take no notice of what passes: it is no batch, or a part of one."""
+    """Makes the `LearnsLater` among some modules ignore their inputs, which are no batch or a part of one."""
     looked = [(module, module.looks) for module in modules if isinstance(module, LearnsLater)]
     for module, _ in looked:
         module.looks = False
@@ -46,7 +49,7 @@ class Head(nn.Module):
     """Pooling followed by a linear projection: `[B,C,h,w] -> [B,d]`, not yet normalised.
 
     Args:
-        pooling: `[B,C,h,w] -> [B,C,1,1]`, or as many times C as it says.
+        pooling: `[B,C,h,w] -> [B,C,1,1]`, or `[B,C*times,1,1]` if it has an attribute `times`.
         in_channels: C.
         dim: d, the width of the learner.
     """
@@ -56,7 +59,7 @@ class Head(nn.Module):
         self.pooling = pooling
         self.dim = dim
         self.projection = nn.Linear(in_channels * getattr(pooling, "times", 1), dim)
-        # Glorot & Bengio 2010, as ABE section 4 and most released metric-learning code.
+        # Glorot & Bengio 2010, as in ABE section 4 and most released metric-learning code.
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
@@ -68,13 +71,13 @@ class LocalHead(Head):
     """A linear projection at every location followed by pooling, in GSP's order (section 4.4): `[B,C,h,w] -> [B,d]`.
 
     Args:
-        pooling: `[B,c,h,w] -> [B,d]` (or `[B,d,1,1]`), or what makes it from c, or from c and `prototypes`.
+        pooling: `[B,c,h,w] -> [B,d]` (or `[B,d,1,1]`), or a function that makes it from c, or from c and `prototypes`.
         in_channels: C.
         dim: d, the width of the learner.
-        prototypes: of a pooling that keeps a vector for each: c = d / prototypes; None: c = d.
+        prototypes: number of prototypes of a pooling that keeps one vector for each: c = d / prototypes; None: c = d.
 
     Raises:
-        UserError: a width that the prototypes cannot share.
+        UserError: the width is not divisible by the number of prototypes.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class LocalHead(Head):
         self.dim = dim
 
     def locals(self, features: Tensor) -> Tensor:
-        """`[B,C,h,w]` -> local embeddings `[B,c,h,w]`."""
+        """Computes local embeddings `[B,c,h,w]` of features `[B,C,h,w]`."""
         return self.projection(features.movedim(1, -1)).movedim(-1, 1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -97,17 +100,17 @@ def _part(dim: int, prototypes: int) -> int:
     if dim % prototypes:
         raise UserError(
             f"head.dim={dim}: a learner is one vector for each of the {prototypes} prototypes, so make its width a "
-            "multiple of them."
+            "multiple of their number."
         )
     return dim // prototypes
 
 
 class Slices(nn.ModuleList):
-    """A linear layer as several layers, consecutive slices of its outputs: parameters that can rest one by one.
+    """A linear layer divided into several layers, which are consecutive slices of its outputs and can rest one by one.
 
     Args:
-        layer: of a width that they can share.
-        parts: how many.
+        layer: of a width that is divisible by `parts`.
+        parts: number of slices.
     """
 
     def __init__(self, layer: nn.Linear, parts: int) -> None:
@@ -118,5 +121,5 @@ class Slices(nn.ModuleList):
             self.append(part)
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[...,C] -> [...,d]`."""
+        """Applies all slices: `[...,C] -> [...,d]`."""
         return torch.cat([part(features) for part in self], dim=-1)

@@ -1,4 +1,4 @@
-"""Where mixed precision is not wanted."""
+"""Switches mixed precision off for some computations."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,6 +6,8 @@ import torch
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off; nothing in a graph that is exported, which has no mixed precision and could not be read again with
-    the switch in it."""
+    """Switches autocast off, except while a graph is exported.
+
+    An exported graph has no mixed precision, and could not be read again with this switch in it.
+    """
     return nullcontext() if torch.compiler.is_exporting() else torch.autocast(device.type, enabled=False)

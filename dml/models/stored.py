@@ -1,4 +1,4 @@
-"""What the frozen first stages of a network made of images, kept and handed on in place of the images."""
+"""Stored features: outputs of a network's frozen first stages that are used in place of images."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from dml.models.tokens import TokenMap
 class Stored(Tensor):
     """Features of B images, `[B,P+h*w,C]`: P tokens, then the cells of the map row by row.
 
-    `Stages` that are given these in place of images go on behind `stage`.
+    `Stages` that are given these in place of images continue after `stage`.
 
     Attributes:
-        stage: the last stage that they have passed.
-        tokens: P.
-        height: h.
+        stage: the last stage that the images have passed.
+        tokens: P, number of tokens.
+        height: h, rows of the map.
     """
 
     stage: str
@@ -38,7 +38,7 @@ class Stored(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Parts of a batch, and the batch elsewhere, are stored features too."""
+        """Keeps the attributes on parts of a batch, and on a batch that is moved to another device."""
         out = super().__torch_function__(func, types, args, kwargs or {})
         first = next((one for one in args if isinstance(one, cls)), None)
         for one in out if isinstance(out, tuple | list) else [out]:
@@ -47,7 +47,7 @@ class Stored(Tensor):
         return out
 
     def map(self) -> Tensor:
-        """`[B,C,h,w]` in channels-last order, with its tokens beside it."""
+        """Returns the map `[B,C,h,w]` in channels-last order; its tokens are carried along."""
         with torch._C.DisableTorchFunctionSubclass():
             sequence = self.as_subclass(Tensor)
         cells = sequence[:, self.tokens :].unflatten(1, (self.height, -1)).permute(0, 3, 1, 2)

@@ -1,7 +1,8 @@
-"""Maps of patch tokens, beside which the tokens of a class and of registers travel.
+"""Maps of patch tokens that carry the class token and the register tokens along.
 
-A transformer's block sees both. Methods see a map `[B,C,h,w]` like a convolutional one: they mask it, cut it, repeat it
-for their learners, and hand it to the next stage. What they made of it still knows the tokens of its images.
+A transformer's block needs both. Methods see a map `[B,C,h,w]` like a convolutional one: they mask it, cut it, repeat
+it for their learners, and hand it to the next stage. The results of these operations still carry the tokens of their
+images.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What keeps the images in their order, or repeats each for its learners. After anything else a map has lost its tokens,
-# and a block says so: those of other images would be wrong in silence.
+# Operations that keep the images in order, or repeat each image for its learners. Any other operation drops the tokens,
+# and the next block raises an error: the tokens of other images would be silently wrong.
 CARRY = frozenset(
     (
         *("mul", "add", "sub", "div", "interpolate", "contiguous", "clone"),
@@ -22,17 +23,17 @@ CARRY = frozenset(
 
 
 class TokenMap(Tensor):
-    """Patch tokens as a map, `[B,C,h,w]`, or those of L learners, `[B,L,C,h,w]` or `[B*L,C,h,w]`.
+    """Patch tokens as a map, `[B,C,h,w]`, or the maps of L learners, `[B,L,C,h,w]` or `[B*L,C,h,w]`.
 
     Attributes:
-        tokens: `[A,P,C]`; A is B, where the learners of an image share its tokens, or B*L.
+        tokens: `[A,P,C]`, the other tokens; A is B if the learners of an image share its tokens, else B*L.
     """
 
     tokens: Tensor
 
     @classmethod
     def of(cls, patches: Tensor, tokens: Tensor) -> "TokenMap":
-        """A map with the tokens beside it."""
+        """Makes a map of patches that carries the tokens along."""
         made = patches.as_subclass(cls)
         made.tokens = tokens
         return made
@@ -62,26 +63,29 @@ class TokenMap(Tensor):
         return out
 
     def _of_learner(self, learner: int) -> Tensor:
-        """`[B,P,C]`, where this is `[B,L,C,h,w]`."""
+        """Returns the tokens `[B,P,C]` of one learner of a map `[B,L,C,h,w]`."""
         images, learners = self.shape[:2]
         return self.tokens if len(self.tokens) == images else self.tokens.unflatten(0, (images, learners))[:, learner]
 
 
 def taken(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The map `[B,C,h,w]`, and the `count` tokens beside each, `[B,count,C]`.
+    """Separates a map into its patches `[B,C,h,w]` and its `count` tokens `[B,count,C]`.
 
     Raises:
-        RuntimeError: a map that has lost them.
+        RuntimeError: the map has lost its tokens.
     """
     if not count:
         return features, features.new_zeros(len(features), 0, features.shape[1])
     if not isinstance(features, TokenMap) or len(features) % len(features.tokens):
-        raise RuntimeError("a map came to a transformer's block without the tokens of its images")
+        raise RuntimeError(
+            "a map reached a transformer's block without the tokens of its images: an operation outside "
+            "dml.models.tokens.CARRY dropped them"
+        )
     each = len(features) // len(features.tokens)
     return features.as_subclass(Tensor), features.tokens.repeat_interleave(each, 0)
 
 
 def entering(stage: Any, cells: Tensor) -> Tensor:
-    """Cells `[B,C,h,w]` of no image, as a stage takes them, to find out what it does: its tokens are zero."""
+    """Prepares blank cells `[B,C,h,w]` for trying out a stage: adds tokens of zero if the stage expects tokens."""
     count = getattr(stage, "count", 0) if cells.shape[1] != 3 else 0
     return TokenMap.of(cells, cells.new_zeros(len(cells), count, cells.shape[1])) if count else cells

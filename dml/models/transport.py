@@ -1,7 +1,7 @@
 """The transport problem inside generalized sum pooling (Gurbuz et al., ICCV 2023, section 4), and its gradient.
 
-m prototypes, n locations. Of the mass 1/n that lies at each location, `mu` in all is moved to the prototypes, where
-that is cheap; `rho` is what stays.
+m prototypes, n locations. Each location has mass 1/n. A total mass of `mu` is moved to the prototypes where that is
+cheap; `rho` is the mass that stays.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from dml.models.precision import without_autocast
 
-NEWTON_STEPS = 16  # 13 are the most that any mu, any eps up to 1000 and any costs took to float32's precision
+NEWTON_STEPS = 16  # at most 13 were needed for float32's precision, for any mu and costs and for eps up to 1000
 LOOP_STEPS = 100  # section 4.4
 
 
@@ -25,23 +25,25 @@ def transport_plan(
     solver: Literal["newton", "fixed_point"] = "newton",
     iterations: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The minimum of `sum_ij c_ij pi_ij + (H(pi) + H(rho)) / eps` (problem P2), with `H(u) = sum u log u`, subject to
+    """Minimises `sum_ij c_ij pi_ij + (H(pi) + H(rho)) / eps` (problem P2), with `H(u) = sum u log u`, subject to
     `rho_j + sum_i pi_ij = 1/n` and `sum_ij pi_ij = mu`.
 
     `newton` solves it to the precision of the tensor's type. With `l_j = log sum_i exp(-eps c_ij)` the minimum is
-    `rho_j = sigmoid(-(s + l_j)) / n` and `pi_ij = sigmoid(s + l_j) / n * softmax_i(-eps c_ij)` for the number s with
-    `mean_j sigmoid(s + l_j) = mu`, whose left side grows with s. Gradients are those of the minimum, of any order.
+    `rho_j = sigmoid(-(s + l_j)) / n` and `pi_ij = sigmoid(s + l_j) / n * softmax_i(-eps c_ij)`, where s is the number
+    with `mean_j sigmoid(s + l_j) = mu`; the left side grows with s. Gradients of any order are those of the minimum.
 
-    `fixed_point` is the loop of Proposition 4.2 with the gradient of Proposition 4.3, as printed. The gradient takes
-    the loop for converged, which after 100 rounds it is not for mu near 1 or large eps. There is no second gradient.
+    `fixed_point` is the loop of Proposition 4.2 with the gradient of Proposition 4.3, as printed. The gradient assumes
+    that the loop has converged, which is not so after 100 rounds for mu near 1 or large eps. There is no second
+    gradient.
 
-    mu = 1 leaves no choice (Theorem 4.1): rho is 0 whatever the solver.
+    For mu = 1 all mass is moved (Theorem 4.1), and rho is 0 with either solver.
 
     Args:
         cost: `[...,m,n]`; computed in float32 at least.
-        mu: in (0, 1].
-        eps: the smoothing falls with it.
-        iterations: steps of Newton or rounds of the loop; None: 16 or 100.
+        mu: total mass to move, in (0, 1].
+        eps: the larger it is, the less the plan is smoothed.
+        solver: `newton` or `fixed_point`.
+        iterations: steps of Newton's method or rounds of the loop; None: 16 or 100.
 
     Returns:
         `rho [...,n]` and `plan [...,m,n]`.
@@ -59,9 +61,9 @@ def transport_plan(
 def _by_newton(cost: Tensor, mu: float, eps: float, iterations: int) -> tuple[Tensor, Tensor]:
     n = cost.shape[-1]
     with torch.no_grad():
-        # Numbers taken from costs before they are multiplied by eps, and given back afterwards: differences are then
-        # exact where they matter, which is near each location's cheapest prototype, and near the dearest location that
-        # a hard choice would keep. Adding the same to all costs changes nothing but s.
+        # These numbers are subtracted from the costs before the multiplication by eps, and added again afterwards.
+        # Differences are then exact where they matter: near each location's cheapest prototype, and near the most
+        # expensive location that a hard choice would keep. Adding a constant to all costs changes s only.
         cheapest = cost.amin(-2)
         pivot = cheapest.topk(min(n, math.ceil(mu * n)), dim=-1, largest=False).values[..., -1:]
     utility = -eps * (cost - cheapest.unsqueeze(-2))
@@ -74,7 +76,7 @@ def _by_newton(cost: Tensor, mu: float, eps: float, iterations: int) -> tuple[Te
 
 
 class _Balance(torch.autograd.Function):
-    """`l [...,n] -> s [...,1]` with `mean_j sigmoid(s + l_j) = mu`."""
+    """Solves `mean_j sigmoid(s + l_j) = mu` for s: `l [...,n] -> s [...,1]`."""
 
     @staticmethod
     def forward(ctx: Any, pull: Tensor, mu: float, iterations: int) -> Tensor:
@@ -91,18 +93,20 @@ class _Balance(torch.autograd.Function):
 
 
 def _balance(pull: Tensor, mu: float, iterations: int) -> Tensor:
-    """Newton's method on the log-odds of the mean, kept inside a bracket that every step narrows. It takes all its
-    steps: to look whether it has arrived is to wait for the device."""
+    """Applies Newton's method to the log-odds of the mean, inside a bracket that every step narrows.
+
+    It always takes all its steps, since a test for convergence would wait for the device.
+    """
     n = pull.shape[-1]
     logit = math.log(mu) - math.log1p(-mu)
     low, high = logit - pull.amax(-1, keepdim=True), logit - pull.amin(-1, keepdim=True)
     whole, part = math.floor(mu * n), mu * n - math.floor(mu * n)
-    s = low.clamp(0, None).minimum(high)  # 0, the pivot's, or the end of the bracket that is nearer to it
+    s = low.clamp(0, None).minimum(high)  # 0, which is the pivot's value, or the end of the bracket nearest to it
     for _ in range(iterations):
         x = s + pull
         chosen = x > 0
         tail = torch.sigmoid(-x.abs())
-        # sum_j sigmoid(x_j) - mu n, without the rounding of a sum of numbers near 1
+        # sum_j sigmoid(x_j) - mu n, computed without summing numbers near 1, which would round
         excess = (chosen.sum(-1, keepdim=True) - whole).to(x.dtype) - part
         excess = excess + torch.where(chosen, -tail, tail).sum(-1, keepdim=True)
         low, high = torch.where(excess < 0, s, low), torch.where(excess < 0, high, s)
@@ -116,7 +120,7 @@ def _balance(pull: Tensor, mu: float, iterations: int) -> Tensor:
 
 
 class _FixedPoint(torch.autograd.Function):
-    """Algorithm 3. The loop is kept in logarithms: exp(-eps c) and t leave float32's range for large eps."""
+    """Algorithm 3. The loop works with logarithms, since exp(-eps c) and t leave float32's range for large eps."""
 
     @staticmethod
     def forward(ctx: Any, cost: Tensor, mu: float, eps: float, iterations: int) -> tuple[Tensor, Tensor]:

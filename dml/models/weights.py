@@ -1,4 +1,4 @@
-"""Weights from a file, a URL or a published source into a module: checked, and never by running pickled code."""
+"""Loads weights from a file, a URL or a published source into a module: checked, and without running pickled code."""
 
 import hashlib
 import http.client
@@ -19,24 +19,26 @@ from dml.errors import UserError
 from dml.files import read_json, read_tensors
 from dml.hub import SCHEME, folder_of, licence_of
 
-# Classifiers and auxiliary classifiers of published files (torchvision, Cadene, Caffe): no part of a backbone.
+# Keys of classifiers and auxiliary classifiers in published files (torchvision, Cadene, Caffe), not of the backbone.
 NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
 SHOWN = 3  # offending keys in a message
 TORCHVISION = "BSD-3-Clause"  # licence of what it publishes
-IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of the hub, the better one first
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # in a folder of the hub, the preferred one first
 
 
 @dataclass(frozen=True)
 class Published:
-    """Where ImageNet weights come from: file names looked for in `weights_dir`, and the URL of the first of them.
+    """The source of a backbone's ImageNet weights.
 
-    Without a `url` the file has to be put into `weights_dir`.
+    Without a `url` the user has to put the file into `weights_dir`.
 
     Attributes:
-        by_hand: how, where there is no `url`; no full stop.
-        sha1: of what it is made of.
+        files: names of files to look for in `weights_dir`.
+        url: of the first of these files.
+        by_hand: how to get the file if there is no `url`; a clause without a full stop.
+        sha1: of the file from which the weights are converted.
         licence: of the first file.
-        package: that brings the first file, in its folder `models`.
+        package: name of a Python package that brings the first file, in its folder `models`.
     """
 
     files: tuple[str, ...]
@@ -49,12 +51,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of a network came from.
+    """The file that the weights of a network were loaded from.
 
     Attributes:
-        file: its name, or the hub's name for what a library fetched.
+        file: its name, or the hub's name for weights that a library fetched.
         sha256: of the file; None: a library read it.
-        licence: of the weights, where their source says it; else `unknown`.
+        licence: of the weights, if their source says it; else `unknown`.
     """
 
     file: str
@@ -72,21 +74,26 @@ def load_weights(
     ignore: tuple[str, ...] = NOT_BACKBONE,
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
 ) -> Source | None:
-    """Load `weights` into `module`, every parameter and buffer of it, and say where they are from; None: nowhere.
+    """Loads `weights` into all parameters and buffers of `module`.
 
     Args:
+        module: changed in place.
         weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
-            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which the backbone's
-            part is then taken. It uses the published names or the module's own (`stages.`...). A folder is one of the
-            hub's: a snapshot, or the folder of its cache that has snapshots; `hf://owner/name[@revision]` is fetched.
-        published: the source of `imagenet`; None where there is none.
+            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which only the backbone's
+            part is used. Its keys are the published ones or the module's own (`stages.`...). A folder is a snapshot of
+            the hub, or a folder of the hub's cache that has snapshots; `hf://owner/name[@revision]` is fetched.
+        published: the source of `imagenet`; None: there is none.
         weights_dir: folder of weight files; None: torch.hub's own.
         names: published key -> key of `module`, where they differ.
-        ignore: beginnings of keys of the file to leave out.
-        convert: what makes published names of those of a file that has others.
+        ignore: beginnings of keys in the file that are left out.
+        convert: converts the keys of other files to published ones.
+
+    Returns:
+        Where the weights are from; None for `none`.
 
     Raises:
-        UserError: file missing, damaged, not a checkpoint or of another network; no source; download impossible.
+        UserError: the file is missing, damaged, no checkpoint or of another network, or there is no source, or a
+            download fails.
     """
     path = find_weights(weights, published=published, weights_dir=weights_dir)
     if path is None:
@@ -97,7 +104,10 @@ def load_weights(
 
 
 def find_weights(weights: str, *, published: Published | None, weights_dir: str | None) -> Path | None:
-    """The local file that `weights` stands for, downloaded if need be; None for `none`. Errors as `load_weights`."""
+    """Returns the local file that `weights` stands for, downloaded if necessary; None for `none`.
+
+    Arguments and errors are those of `load_weights`.
+    """
     folder = weights_folder(weights_dir)
     if weights == "none":
         return None
@@ -111,12 +121,12 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
-        raise UserError(f"backbone.weights={weights} is no file: give imagenet, none, a path or a URL.")
+        raise UserError(f"backbone.weights={weights} is no file: set it to imagenet, none, a path or a URL.")
     return path
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file of weights in a snapshot of the hub, or in that folder of its cache which has snapshots."""
+    """Returns the weight file in a snapshot of the hub, or in a folder of the hub's cache that has snapshots."""
     if (snapshots := folder / "snapshots").is_dir():
         main, there = folder / "refs" / "main", sorted(snapshots.iterdir())
         named = [snapshots / main.read_text().strip()] if main.is_file() else there
@@ -130,7 +140,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def weights_folder(weights_dir: str | None) -> Path:
-    """Where weight files are; None: in torch.hub's own folder."""
+    """Returns the folder of weight files; None stands for torch.hub's own folder."""
     return Path(weights_dir).expanduser() if weights_dir else Path(torch.hub.get_dir()) / "checkpoints"
 
 
@@ -143,14 +153,14 @@ def _imagenet(published: Published | None, folder: Path) -> Path:
                 return place / name
     if published.url is None:
         raise UserError(
-            f"{folder / published.files[0]}, this backbone's ImageNet weights, is not there: {published.by_hand}; or "
-            "set backbone.weights to the path of a file or to none."
+            f"{folder / published.files[0]}, the file of this backbone's ImageNet weights, does not exist: "
+            f"{published.by_hand}; or set backbone.weights to the path of a file or to none."
         )
     return _download(published.url, folder)
 
 
 def _of_package(name: str | None) -> Path | None:
-    """The folder of weights of an installed package, none of whose code is run."""
+    """Returns the folder of weights in an installed package, without running any of its code."""
     spec = find_spec(name) if name else None
     return Path(spec.origin).parent / "models" if spec is not None and spec.origin else None
 
@@ -162,7 +172,7 @@ def _download(url: str, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), _hash_prefix(path))
-    except RuntimeError as error:  # torch.hub's word for a wrong hash
+    except RuntimeError as error:  # torch.hub raises it for a wrong hash
         raise UserError(f"{url} does not match the hash in its name ({error}): try again, or another source.") from None
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, HTTPError):
@@ -174,14 +184,16 @@ def _download(url: str, folder: Path) -> Path:
 
 
 def _hash_prefix(path: Path) -> str | None:
-    """The beginning of the file's SHA-256 in its name, as in googlenet-1378be20.pth (torch.hub's convention); a day,
-    as in net-20260131.pth, is none."""
+    """Returns the beginning of the SHA-256 in a file's name, as in googlenet-1378be20.pth (torch.hub's convention).
+
+    A date, as in net-20260131.pth, is no hash.
+    """
     found = re.search(r"-(?!(?:19|20)\d\d[01]\d[0-3]\d\.)([a-f0-9]{8,})\.", path.name)
     return found.group(1) if found else None
 
 
 def _checked(path: Path) -> str:
-    """The file's SHA-256, which begins as its name says; the hub's cache names what its links lead to by it."""
+    """Returns the file's SHA-256. Raises UserError if its name, or its blob's in the hub's cache, says another."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     blob = path.resolve().name
@@ -192,14 +204,14 @@ def _checked(path: Path) -> str:
 
 
 def _licence(path: Path, published: Published | None) -> str:
-    """What a known source says, or the hub beside the file: its card, or timm's configuration."""
+    """Returns the licence of a file: that of a known source, or what the hub's card or timm's configuration says."""
     if published is not None and path.name == published.files[0]:
         return published.licence
     if (licence := licence_of(path.parent)) is not None:
         return licence
     try:
         said = read_json(path.with_name("config.json"))["pretrained_cfg"]["license"]
-    except (UserError, KeyError, TypeError):  # not there, or of another kind
+    except (UserError, KeyError, TypeError):  # missing, or not in timm's format
         return "unknown"
     return said if isinstance(said, str) and said else "unknown"
 
@@ -216,12 +228,12 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _of_a_backbone(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
-    """The backbone's part of a method's weights; of another module's all.
+    """Returns the backbone's part of a method's weights, or all weights of any other module.
 
-    A method either has its backbone whole or parts it into runs of stages, at its own top level.
+    A method either holds its backbone whole or divides it into runs of stages, at its own top level.
 
     Raises:
-        UserError: a method that has several of some stage, none of which is the backbone's.
+        UserError: the method has several copies of a stage, so that none is the backbone's.
     """
     named = {str(key): value for key, value in state.items()}
     if ours := {key.removeprefix("backbone."): value for key, value in named.items() if key.startswith("backbone.")}:
@@ -253,9 +265,9 @@ def _fit(
 ) -> None:
     expected = module.state_dict()
     if any(key in expected for key in state):
-        names = {}  # the module's own names
+        names = {}  # the file uses the module's own names
     elif convert is not None and {names.get(key) for key in state if not key.startswith(ignore)} != expected.keys():
-        with suppress(Exception):  # of a file of another network it raises whatever it comes upon
+        with suppress(Exception):  # for a file of another network it may raise anything
             state = convert(dict(state))
     published = {ours: theirs for theirs, ours in names.items()}
     given = {names.get(key, key): value for key, value in state.items() if not key.startswith(ignore)}
@@ -275,5 +287,5 @@ def _fit(
 
 
 def _old_shape(value: Tensor, expected: Tensor) -> Tensor:
-    """Files ported from Caffe (bn_inception-52deb4733.pth) keep batch norm's vectors as [1, C]."""
+    """Removes the first axis of batch norm's vectors [1, C] in files ported from Caffe (bn_inception-52deb4733.pth)."""
     return value.squeeze(0) if value.shape == (1, *expected.shape) else value

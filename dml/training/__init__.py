@@ -1,1 +1,1 @@
-"""From a composed configuration to a trained method."""
+"""Training: from a composed configuration to a trained and reported method."""

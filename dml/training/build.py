@@ -1,4 +1,4 @@
-"""From a composed configuration to built objects: the only place that instantiates."""
+"""Builds all objects of a run from a composed configuration."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ from dml.training.complexity import complexity
 
 @dataclass
 class Parts:
-    """What a run is made of."""
+    """The objects that a run is made of."""
 
     records: Records
     split: Split
@@ -47,26 +47,26 @@ class Parts:
 
 
 def build(config: DictConfig) -> Parts:
-    """Data first, then the model in the sizes that the data asks for.
+    """Builds the data, and then the model in the sizes that the data requires.
 
     Args:
         config: composed; `runtime` is filled in here.
 
     Raises:
-        UserError: whatever the components say of their options.
+        UserError: an option is wrong, or options do not go together; or as the components.
     """
     check(config)
     _check_sizes(config)
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = instantiate(config.protocol)
     if protocol.clustering:
-        need_faiss()  # told now, and not at the end of a training
+        need_faiss()  # checked now, and not at the end of the training
     if config.get("rerank"):
         protocol.rerank = instantiate(config.rerank)
         if not protocol.one_gallery:
             raise UserError(
-                f"rerank ranks one gallery again for all queries, and {type(protocol).__name__} has another for each: "
-                "leave it out."
+                f"rerank re-ranks one gallery for all queries, but {type(protocol).__name__} has another gallery for "
+                "each: leave rerank out."
             )
     records = readable(open_dataset(config), config.paths.cache_dir)
     split = protocol.split(records)
@@ -78,26 +78,30 @@ def build(config: DictConfig) -> Parts:
         Stem.of(method.normalize, method.openings())
         if config.trainer.compile:
             raise UserError(
-                "dataset.cache=features begins in the middle of the network, and trainer.compile=true compiles the "
-                "whole: leave one of them out."
+                "dataset.cache=features begins in the middle of the network, but trainer.compile=true compiles all of "
+                "it: leave one of them out."
             )
     _check_waits(method, config.trainer.max_steps)
-    method.configure_optimizers()  # what torch does not take is told before anything is written
+    method.configure_optimizers()  # so that options that torch refuses are told before anything is written
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
 def _check_waits(method: Method, steps: int) -> None:
-    """Raises UserError for what would begin after the last step."""
+    """Raises UserError for a part of the training that would begin after the last step."""
     for module in method.modules():
         for option, wait in module.waits().items() if isinstance(module, Waits) else ():
             if wait and wait >= steps:
-                raise UserError(f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower it.")
+                raise UserError(
+                    f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower that option."
+                )
 
 
 def _check_sizes(config: DictConfig) -> None:
-    """Raises UserError for slices that do not fit the embedding."""
+    """Raises UserError if the width of the embedding is not divisible by the number of slices."""
     if config.head.dim % config.protocol.slices:
-        raise UserError(f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}.")
+        raise UserError(
+            f"protocol.slices={config.protocol.slices} does not divide head.dim={config.head.dim}: change one of them."
+        )
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
@@ -123,15 +127,19 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
 
 
 def _features(config: DictConfig, train: Transform) -> KeptFeatures:
-    """Raises UserError for a training transform that draws, where no copies are to be kept."""
+    """Says which features are to be kept. Raises UserError if a random training transform has no copies to be kept."""
     copies, draws = config.transform.copies, transform_draws(train, config.image_size)
     if draws and copies is None:
         raise UserError(
             "dataset.cache=features computes the features of an image once, and transform.train is random: set "
-            "transform.copies=8, say, to keep so many augmented copies of each training image, or transform=unchanged."
+            "transform.copies=8, for example, to keep 8 augmented copies of each training image, or "
+            "transform=unchanged."
         )
     if not draws and copies is not None:
-        raise UserError(f"transform.copies={copies}: transform.train is not random, and all copies would be the same.")
+        raise UserError(
+            f"transform.copies={copies}: transform.train is not random, so all copies would be the same: set "
+            "transform.copies=null."
+        )
     said = {name: value for name, value in config.dataset.items() if name != "cache"}
     common = {"dataset": said, "image_size": config.image_size, "precision": config.trainer.precision}
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
@@ -146,7 +154,7 @@ def _features(config: DictConfig, train: Transform) -> KeptFeatures:
 
 
 def transforms(config: DictConfig) -> tuple[Transform, Transform]:
-    """For training and evaluation. Raises UserError for what cannot be carried out."""
+    """Makes the transforms for training and evaluation. Raises UserError if one cannot be applied."""
     train, test = transform_of(config.transform.train), transform_of(config.transform.test)
     check_transform(train, config.image_size, "transform.train")
     check_transform(test, config.image_size, "transform.test", draws=False)
@@ -156,7 +164,7 @@ def transforms(config: DictConfig) -> tuple[Transform, Transform]:
 def _caches(
     config: DictConfig, records: Records, train: Transform, test: Transform
 ) -> tuple[ImageCache | None, ImageCache | None]:
-    """For training and evaluation; one for both where they begin alike."""
+    """Makes the caches for training and evaluation; they are the same object if both transforms begin alike."""
     if config.dataset.cache in ("none", "features"):
         return None, None
     if config.dataset.cache == "device":
@@ -178,15 +186,15 @@ def _caches(
 
 
 def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
-    """The backbone, and what makes heads and losses, put into the method.
+    """Builds the method with its backbone, heads and losses.
 
     Args:
         config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here. Without an optimizer the
-            method is to embed only.
-        loss: what makes a loss of some width, in place of what the configuration says.
+            method can only embed.
+        loss: makes a loss for some width; None: the configuration says which.
 
     Raises:
-        UserError: whatever the components say of their options.
+        UserError: a component refuses its options.
     """
     backbone = backbone_of(config.backbone)
 
@@ -206,7 +214,7 @@ def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
 
 
 def recipe_of(config: DictConfig) -> Recipe:
-    """The optimizer and the scheduler, with what both are told."""
+    """Makes the recipe: the optimizer, the scheduler and their options."""
     groups = ((config.optimizer, OPTIMIZER), (config.scheduler, SCHEDULER))
     own = {str(name): value for group, ours in groups for name, value in group.items() if name in ours}
     optimizer, scheduler = (instantiate(without(group, ours)) for group, ours in groups)

@@ -1,4 +1,4 @@
-"""Size and cost of an embedding."""
+"""Measures the size and cost of an embedding: its parameters and flops."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def counted() -> Iterator[FlopCounterMode]:
-    """Counts what torch computes; its fused layers and attention, which not every version counts, are off meanwhile."""
+    """Counts torch's flops inside the block; fused layers and attention, which some versions miss, are off there."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -28,24 +28,24 @@ def counted() -> Iterator[FlopCounterMode]:
 
 
 def complexity(method: Method, image_size: int) -> dict[str, int]:
-    """Size and cost of the embedding of one image.
+    """Measures the size of a method, and the cost of embedding one image.
 
     Returns:
-        `params`, the parameters of the network without those that only training needs, as losses have;
-        `trained_params`, those of them that are trained; `flops`, multiply-adds of its convolutions and matrix
+        `params`: the parameters of the network without those that only training needs, such as a loss's;
+        `trained_params`: those of them that are trained; `flops`: multiply-adds of its convolutions and matrix
         products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
-        UserError: an image that does not pass the network.
+        UserError: the image is too small for the network.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
     with torch.inference_mode(), counted() as counter:
         try:
             method.eval().embed(images)
-        except RuntimeError as error:  # torch's, of a feature map that has shrunk to nothing
+        except RuntimeError as error:  # torch raises it for a feature map that has shrunk to nothing
             raise UserError(
-                f"image_size={image_size} does not pass the network ({_first_line(error)}): choose a larger one."
+                f"image_size={image_size} does not fit the network ({_first_line(error)}): choose a larger one."
             ) from error
     method.train(training)
     left_out = {id(p) for module in method.training_only() for p in module.parameters()}

@@ -1,7 +1,4 @@
-"""The pieces of a model: what each is made of, and what an image costs there.
-
-One flop is one multiply-add, of one image.
-"""
+"""Describes a model piece by piece: output shape, parameters, and flops for one image (1 flop = 1 multiply-add)."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +21,7 @@ from dml.training.complexity import complexity, counted
 
 @dataclass
 class Piece:
-    """A stage, head or layer: its parameters, and what one image meets there."""
+    """A stage, head or layer: its parameters, and its flops and output shape for one image."""
 
     name: str
     params: int
@@ -33,14 +30,14 @@ class Piece:
 
 
 def print_description(config: DictConfig) -> None:
-    """The command: a table of the pieces, a sentence, and the totals as one line of JSON. `config` is changed.
+    """Prints a table of the pieces, a sentence, and the totals as one line of JSON. `config` is changed.
 
     Raises:
-        UserError: a mistake in the options; those of the data are not looked at.
+        UserError: an option is wrong; the data set's options are not checked.
     """
     check(config, without=("dataset", "download"))
     config.backbone.weights = "none"  # sizes do not depend on them
-    config.runtime.train_classes = 2  # known with the data; proxies are not counted
+    config.runtime.train_classes = 2  # any number, since proxies are not counted
     method = build_method(config)
     pieces, total = describe(method, config.image_size)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -59,12 +56,12 @@ def print_description(config: DictConfig) -> None:
 
 
 def describe(method: Method, image_size: int) -> tuple[list[Piece], dict[str, int]]:
-    """The pieces of a method in the order in which an image first meets them, and its totals.
+    """Lists the pieces of a method in the order in which an image first passes them, and its totals.
 
     Returns:
-        Pieces; one that several learners pass is counted each time in `flops`, once in `params`; its shape begins
-        with how many learners pass it at once where that is more than one. Totals `params`, `flops`
-        (`dml.training.complexity`), `learners` L and `dim` D = L*d.
+        The pieces: one that several learners use counts each time in `flops` and once in `params`; if several learners
+        pass it at once, its shape begins with their number. The totals: `params`, `flops` (see
+        `dml.training.complexity`), `learners` L and `dim` D = L*d.
     """
     total = complexity(method, image_size)
     pieces: list[Piece] = []
@@ -81,7 +78,7 @@ def describe(method: Method, image_size: int) -> tuple[list[Piece], dict[str, in
 
 
 def _modules(method: Method) -> Iterator[tuple[str, nn.Module]]:
-    """Stages one by one, and whatever else has parameters."""
+    """Yields the stages one by one, and all other modules with parameters."""
 
     def walk(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, Stages):
@@ -98,7 +95,7 @@ def _modules(method: Method) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _watch(module: nn.Module, piece: Piece, seen: list[Piece], counter: Any) -> list[Any]:
-    """Puts `piece` among the `seen` when an image enters `module`, and counts what passes."""
+    """Adds `piece` to `seen` when an image enters `module`, and counts the flops of the module."""
     before = 0
 
     def enter(*_: Any) -> None:

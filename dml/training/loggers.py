@@ -1,4 +1,4 @@
-"""Where metrics go while a run lasts: always its folder, and W&B or TensorBoard where asked for."""
+"""The loggers of a run: its folder always, and W&B or TensorBoard if the configuration asks for them."""
 
 import hashlib
 import logging
@@ -27,27 +27,29 @@ from dml.runs.scores import EMBEDDINGS, QUERIES
 
 log = logging.getLogger("dml")
 
-MOST_LINES = 500  # of a table as TensorBoard's text
+MOST_LINES = 500  # lines of a table that TensorBoard shows as text
 
-SECONDS = 30  # to wait for W&B to begin and to end: what is not sent by then lies in the folder, for wandb sync
-SECONDS_OF_FILES = 1800  # to end with checkpoints to be sent
+SECONDS = 30  # to wait for W&B to begin and to end; what is not sent by then stays in the folder, for wandb sync
+SECONDS_OF_FILES = 1800  # to wait for the end if checkpoints have to be sent
 
 
 def wandb_logger(folder: str, project: str, group: str | None = None, artifacts: bool = False) -> WandbLogger:
-    """A W&B run whose id lies in the run's folder, so that a resumed run goes on in it.
+    """Makes the logger of a W&B run, whose id is kept in the run's folder, so that a resumed run continues it.
 
-    `WANDB_MODE` says whether it is online; without it, it is online where there is a key and the service answers.
-    `job_type`, tags and, where none is given, the group come from the run's configuration: runs that differ in their
-    repetition alone are a group.
+    `WANDB_MODE` says whether the run is online. Without it, the run is online if there is a key and the service
+    answers. Job type and tags come from the run's configuration, and so does the group if none is given: runs that are
+    repetitions of one another have the same group.
 
     Args:
-        folder: of a run, with its `config.yaml`.
-        artifacts: files will be sent at the end, see `log_artifacts`.
+        folder: of the run, with its `config.yaml`.
+        project: W&B project that the run belongs to.
+        group: W&B group; None: made from the configuration.
+        artifacts: whether files are sent at the end, see `log_artifacts`.
     """
     import wandb
 
     first = getattr(rank_zero_only, "rank", 0) == 0
-    os.environ.setdefault("WANDB_DATA_DIR", str(Path(folder).absolute()))  # else tables are staged in the home folder
+    os.environ.setdefault("WANDB_DATA_DIR", str(Path(folder).absolute()))  # else W&B stages tables in the home folder
     id_file = Path(folder) / "wandb_id"
     if first and not id_file.exists():
         of_agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
@@ -61,10 +63,10 @@ def wandb_logger(folder: str, project: str, group: str | None = None, artifacts:
             save_dir=folder,
             id=id_file.read_text().strip() if first else None,
             project=project,
-            # Not Lightning's offline=True: it sets an environment variable for good, and to a word that W&B gave up.
+            # Not Lightning's offline=True: it permanently sets an environment variable, to a value that W&B dropped.
             mode=mode,
             resume="allow" if mode == "online" else None,
-            # What tells of the machine and its user is no part of the run, nor is the terminal.
+            # Nothing about the machine, its user or the terminal is sent.
             settings=wandb.Settings(
                 console="off",
                 x_disable_meta=True,
@@ -81,8 +83,8 @@ def wandb_logger(folder: str, project: str, group: str | None = None, artifacts:
     try:
         online.experiment  # noqa: B018  starts it
     except wandb.errors.Error as error:
-        log.warning("W&B does not answer (%s): the run is kept in %s, for wandb sync.", _line(error), folder)
-        wandb.teardown()  # which has the id in use
+        log.warning("W&B does not answer (%s): the run is logged offline in %s, for wandb sync.", _line(error), folder)
+        wandb.teardown()  # it would keep the id in use
         return logger("offline")
     return online
 
@@ -92,7 +94,7 @@ def _line(error: Exception) -> str:
 
 
 def _names(folder: Path) -> dict[str, Any]:
-    """Group, job type and tags of a run."""
+    """Returns the group, job type and tags of a run."""
     config = RunFolder(folder).config()
     assert config is not None
     method, dataset, protocol = label(config)
@@ -107,9 +109,10 @@ def _names(folder: Path) -> dict[str, Any]:
 
 
 def shareable(config: DictConfig) -> dict[str, Any]:
-    """What a run computes, as flat names with slashes and values filled in, to be compared by others.
+    """Returns the options that decide what a run computes, as names with slashes -> resolved values, to be shared.
 
-    Where and how it ran is left out; of a file elsewhere the name is kept, of an address neither user nor query.
+    Where and how it ran is left out. Of the path of a file only the name is kept, and of an address neither the user
+    nor the query.
     """
 
     def clean(value: Any) -> Any:
@@ -130,7 +133,7 @@ def shareable(config: DictConfig) -> dict[str, Any]:
 
 @rank_zero_only
 def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
-    """The content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics."""
+    """Logs the content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(metrics)
@@ -142,8 +145,10 @@ def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
 
 @rank_zero_only
 def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) -> None:
-    """Those of the run page, as tables of W&B and as text of TensorBoard; the learners' as `report_learners`, beside
-    the one with all their metrics."""
+    """Logs the tables of the run page, as tables of W&B and as text of TensorBoard.
+
+    In W&B their names begin with `report_`, so that `report_learners` is not the table `learners` of `log_outcome`.
+    """
     for logger in loggers:
         for name, table in tables.items():
             if isinstance(logger, WandbLogger):
@@ -156,13 +161,16 @@ def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) ->
 
 @rank_zero_only
 def log_artifacts(loggers: list[Logger], folder: Path, tables: Mapping[str, Table]) -> None:
-    """What a finished run left, as two artifacts of W&B: `checkpoints-<run id>`, of the type `model`, has `last.ckpt`,
-    the best one and `config.yaml`; `test-<run id>`, of the type `test`, the ranks of each query (`queries.npz`),
-    `metrics.json` and the tables of the run page.
+    """Sends the files of a finished run to W&B as two artifacts.
+
+    `checkpoints-<run id>`, of type `model`, has `last.ckpt`, the best checkpoint and `config.yaml`. `test-<run id>`, of
+    type `test`, has the ranks of each query (`queries.npz`), the embeddings if they were kept, `metrics.json` and the
+    tables of the run page.
 
     Args:
+        loggers: of the run; only W&B's are used.
         folder: of the run.
-        tables: by name; none of a run without a page.
+        tables: name -> table; empty if the run has no page.
     """
     import wandb
 
@@ -186,7 +194,7 @@ def log_artifacts(loggers: list[Logger], folder: Path, tables: Mapping[str, Tabl
 
 @rank_zero_only
 def log_plots(loggers: list[Logger], pictures: dict[str, Path], step: int) -> None:
-    """PNG files by name, for those loggers that show pictures."""
+    """Logs PNG files (name -> path) to W&B and TensorBoard, which can show pictures."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             for name, path in pictures.items():

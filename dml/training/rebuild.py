@@ -1,7 +1,7 @@
-"""What a checkpoint describes, built again to embed images: its networks and its transform, and nothing else.
+"""Builds the networks and the transform of a checkpoint again to embed images, and nothing else of it.
 
-A checkpoint may come from anyone: in each place it may name only what belongs there, and no path or address in it is
-used.
+A checkpoint may come from anyone: at each place of its configuration it may only name a component that belongs there,
+and no path or address in it is used.
 """
 
 import re
@@ -23,24 +23,30 @@ from dml.losses import Loss
 from dml.methods.base import Method
 from dml.training.build import build_method
 
-# What may stand where, beside what conf/ has there: names that are looked up at all, and for each place a base class
-# and the packages that it may come from.
+# Components that a checkpoint may name in addition to those in conf/: names that are looked up at all, and for each
+# place a base class and the packages that the class may come from.
 OPEN = r"(torch\.nn|torchvision\.transforms\.v2|dml\.models\.poolings)\.[\w.]+"
 
-TEST = "transform.test"  # whose operations have names of the user's choice
+TEST = "transform.test"  # its operations have names that the user chooses
 
 KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "head.pooling": (torch.nn.Module, ("torch.nn.modules.", "dml.models.poolings.")),
     TEST: (torch.nn.Module, ("torchvision.transforms.v2.",)),
 }
 
-FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # at any depth; the weights lie in the checkpoint
+FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # set at any depth, since the checkpoint has the weights
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Of a checkpoint: the method with its trained weights, in evaluation mode and without its losses; the transform
-    of test images; the configuration; and the step at which it was written."""
+    """The usable parts of a checkpoint.
+
+    Attributes:
+        method: with its trained weights, in evaluation mode and without its losses.
+        transform: of test images.
+        config: the checked parts of the configuration.
+        step: at which the checkpoint was written.
+    """
 
     method: Method
     transform: Transform
@@ -49,23 +55,23 @@ class Rebuilt:
 
 
 def load_method(path: str | Path) -> Method:
-    """The method of a checkpoint. Raises as `rebuild`."""
+    """Loads the method of a checkpoint. Errors are those of `rebuild`."""
     return rebuild(Path(path)).method
 
 
 def rebuild(path: Path) -> Rebuilt:
-    """Builds what lies in `checkpoints/last.ckpt`, `best_on_test.ckpt` or `best_on_validation.ckpt` of a run folder.
+    """Builds the method and the transform of a checkpoint, such as `checkpoints/last.ckpt` of a run folder.
 
     Raises:
-        UserError: no checkpoint of a run, one that asks for something to be called that makes no network and no
-            transform, or whose weights are not of its networks.
+        UserError: the file is no checkpoint of a run, names a component that makes neither a network nor a transform,
+            or its weights do not fit its networks.
     """
     checkpoint = load_checkpoint(path)
     said = checkpoint["config"]
     parts = {name: _checked(said[name], name, path) for name in ("backbone", "head", "method")}
     transform = _checked(_part(said, "transform", "test"), TEST, path)
     if not isinstance(transform, dict):
-        raise UserError(f"{path} says nothing of the transform of test images: it is not loaded.")
+        raise UserError(f"{path} does not describe the transform of test images: it is not loaded.")
     rest = {name: _checked(said.get(name), name, path) for name in ("image_size", "runtime")}
     config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "loss": {}})
     try:
@@ -76,17 +82,17 @@ def rebuild(path: Path) -> Rebuilt:
         image_to_tensor = transform_of(config.transform.test)
     except UserError as error:
         raise UserError(f"{path} cannot be rebuilt: {error}") from error
-    except Exception as error:  # whatever a network makes of options that no run has
+    except Exception as error:  # networks may raise anything for options that no run has
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be rebuilt, as no checkpoint of this version: {reason}") from error
+        raise UserError(f"{path} cannot be rebuilt: it is no checkpoint of this version of dml: {reason}") from error
     return Rebuilt(method.eval(), image_to_tensor, config, int(checkpoint.get("global_step", 0)))
 
 
 def described(path: Path, *groups: str) -> DictConfig:
-    """Groups of a checkpoint's configuration that it is not rebuilt of, as `dataset`, with the same care.
+    """Returns other groups of a checkpoint's configuration, such as `dataset`, after the same checks.
 
     Raises:
-        UserError: they name something that conf/ does not have there, or are missing.
+        UserError: a group names a component that conf/ does not have at this place.
     """
     said = load_checkpoint(path)["config"]
     return OmegaConf.create({name: _checked(said.get(name), name, path) for name in groups})
@@ -99,21 +105,24 @@ def _part(node: Any, *names: str) -> Any:
 
 
 def _checked(node: Any, at: str, path: Path) -> Any:
-    """Plain containers without what would be read from elsewhere.
+    """Checks a part of a configuration, and returns it with `weights` and `weights_dir` set to load nothing.
 
     Args:
-        at: where they stand in the configuration, with dots.
+        node: plain containers.
+        at: name of the part in the configuration, with dots.
+        path: of the checkpoint, for messages.
 
     Raises:
-        UserError: they name something that does not belong there, or hold what no configuration holds.
+        UserError: the part names a component that does not belong there, or holds something that no configuration
+            holds.
     """
     if isinstance(node, str) and "${" in node:
-        raise UserError(f"{path} holds a reference ({node}), which no run writes: it is not loaded.")
+        raise UserError(f"{path} holds a reference ({node}), which no run writes there: it is not loaded.")
     if isinstance(node, list | tuple):
         return [_checked(part, at, path) for part in node]
     if isinstance(node, dict):
         if not all(isinstance(name, str) for name in node):
-            raise UserError(f"{path} has names under {at} that are no words: it is not loaded.")
+            raise UserError(f"{path} has names under {at} that are no text: it is not loaded.")
         if "_target_" in node:
             _check_target(node["_target_"], at, path)
         elsewhere = {name: value for name, value in FROM_ELSEWHERE.items() if name in node}
@@ -125,16 +134,16 @@ def _checked(node: Any, at: str, path: Path) -> Any:
 
 
 def _check_target(target: Any, at: str, path: Path) -> None:
-    """Raises UserError for what conf/ does not have at this place, and what is not of the kind that belongs there."""
+    """Raises UserError unless conf/ has this component at this place, or it is of a kind that belongs there."""
     if isinstance(target, str) and target in _named().get(TEST if at.startswith(f"{TEST}.") else at, ()):
         return
     base, packages = next((kind for place, kind in KINDS.items() if f"{at}.".startswith(f"{place}.")), (None, ()))
     if base is not None and isinstance(target, str) and re.fullmatch(OPEN, target):
         try:
             found = get_object(target)
-        except Exception:  # whatever a module does that cannot be imported
+        except Exception:  # a module that cannot be imported may raise anything
             found = None
-        # A name may lead elsewhere, through what a module imports: a class says itself where it is from.
+        # A name may lead to another package by way of a module's imports, so the class's own module is checked.
         if isinstance(found, type) and issubclass(found, base) and found.__module__.startswith(packages):
             return
     raise UserError(f"{path} asks for {target}, which builds no network at {at}: it is not loaded.")
@@ -142,7 +151,7 @@ def _check_target(target: Any, at: str, path: Path) -> None:
 
 @cache
 def _named() -> dict[str, frozenset[str]]:
-    """What conf/ names, by where in a configuration."""
+    """Returns place in the configuration -> components that conf/ names there."""
     found: dict[str, set[str]] = {}
 
     def walk(node: Any, at: str) -> None:

@@ -1,4 +1,4 @@
-"""One run, from its folder to its report: fit, evaluate, resume."""
+"""Carries out one run, from its folder to its report: training, evaluation and resuming."""
 
 import logging
 import shlex
@@ -29,25 +29,26 @@ from dml.training.trainer import refused, trainer_of
 
 log = logging.getLogger("dml")
 
-# Which devices there are, tips and adverts: not what a user waits for.
+# Hides Lightning's lists of devices, tips and advertisements.
 logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)
 
 
 @enough_memory()
 def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
-    """Trains, evaluates and reports; goes on where a killed run of the same configuration stopped, and where a
-    shorter one ended.
+    """Trains, evaluates and reports.
+
+    A killed run of the same configuration is continued from its last checkpoint, and a shorter one from its end.
 
     Args:
         config: composed.
         overrides: of the command line, kept in the folder.
 
     Returns:
-        The content of `metrics.json`, on rank 0; nothing on the others.
+        The content of `metrics.json` on rank 0, and nothing on the other ranks.
 
     Raises:
-        UserError: a mistake in the configuration or the data, found before anything is written; a loss that became
-            NaN or infinite, or that nothing can be learned from.
+        UserError: the configuration or the data has a mistake, which is found before anything is written; or the loss
+            became NaN or infinite, or has no gradient.
     """
     folder = RunFolder.of(config, overrides)
     folder.check(config)
@@ -55,7 +56,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
         return _finished(folder)
     parts, trainer = prepare_run(config, folder)
     with folder.locked():
-        if is_first():  # another process may have been at work here in the meantime
+        if is_first():  # another process may have finished this run in the meantime
             folder.check(config)
             if folder.finished(config):
                 return _finished(folder)
@@ -66,30 +67,30 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 
 
 def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
-    """Raises what stopped the training, a mistake or a full disk as UserError."""
+    """Trains, and writes the cause of a failure into the log. Raises it; a mistake or a full disk as UserError."""
     try:
         folder.note_start(config, overrides, trainer.world_size, parts.method.source)
         fit(config, folder, parts, trainer)
         if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
             raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")
     except BaseException as error:
-        go_on = f"the same options with paths.output_dir={folder.path} go on"
-        if no_room(error):  # not even for a line in run.log
-            raise UserError(f"There is no room left in {folder.path}: make some, then {go_on}.") from error
+        go_on = f"continue with the same options and paths.output_dir={folder.path}"
+        if no_room(error):  # there may be no room for a line in run.log either
+            raise UserError(f"There is no room left in {folder.path}: free some, then {go_on}.") from error
         log.error("%s: %s", type(error).__name__, error)
         if (file := no_permission(error)) is not None:
-            raise UserError(f"{file} cannot be read or written: see to its permissions, then {go_on}.") from error
+            raise UserError(f"{file} cannot be read or written: correct its permissions, then {go_on}.") from error
         if isinstance(error, UserError) and not trainer.is_global_zero:  # the first rank may never learn of it
             print(f"dml: rank {trainer.global_rank}: {error}", file=sys.stderr)
         if not isinstance(error, UserError) and trainer.is_global_zero:
             print(f"\nStopped: {go_on}.", file=sys.stderr)
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning leaves with 1
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning would exit with 1
             raise KeyboardInterrupt from None
         raise
 
 
 def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
-    """All that a run needs before anything is written. Raises UserError for a mistake in the configuration or data."""
+    """Builds all that a run needs, before anything is written. Raises UserError for mistakes in options or data."""
     parts = build(config)
     check_batches(config, parts.method, parts.data)
     trainer = trainer_of(config, parts.method, callbacks_of(config, folder, parts))
@@ -98,17 +99,17 @@ def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Traine
 
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
-    """Trains from the last checkpoint on, with all loggers. Raises UserError where Lightning refuses an option."""
+    """Trains from the last checkpoint on, with all loggers. Raises UserError if Lightning refuses an option."""
     trainer.loggers = [FolderLogger(folder.path), *_asked_for(config)]
     for logger in trainer.loggers:
         logger.log_hyperparams(shareable(config))
     try:
-        # The ranks that Lightning starts compose anew: a time stamp of their own would be another folder.
+        # The ranks that Lightning starts compose the configuration again: their own time would give another folder.
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
-            # Frozen batch norm is in eval mode, and means to be.
+            # Frozen batch norm is in eval mode on purpose.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
             device = trainer.strategy.root_device
-            parts.method.to(device)  # averages of its weights are made where they are
+            parts.method.to(device)  # averages of its weights are made on the device where the weights are
             if parts.data.features is not None:
                 stem = Stem.of(parts.method.normalize, parts.method.openings())
                 parts.data.store_features(stem, device, trainer.precision_plugin.val_step_context)
@@ -124,7 +125,7 @@ def _asked_for(config: DictConfig) -> list[Logger]:
 
 
 def _finish_loggers() -> None:
-    """Without finish() the next run of this process would go on in this one's W&B run."""
+    """Ends W&B's run; otherwise the next run of this process would continue it."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
 
@@ -132,7 +133,7 @@ def _finish_loggers() -> None:
 def _finished(folder: RunFolder) -> dict[str, float]:
     if not is_first():
         return {}
-    print(f"{folder.path} holds this run already, finished: nothing was trained.")
+    print(f"{folder.path} already holds this run, and it is finished: nothing was trained.")
     return _close(folder)
 
 

@@ -1,4 +1,4 @@
-"""Lightning's trainer for a run: which of its options there are, how many processes, what the bar shows."""
+"""Makes Lightning's trainer for a run: its options, the number of processes, and the progress bar."""
 
 import sys
 import time
@@ -33,17 +33,17 @@ OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmu
 
 
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
-    """The trainer of a run. Raises UserError where Lightning refuses an option, or we do."""
+    """Makes the trainer of a run. Raises UserError for options that Lightning or dml refuses."""
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
     options["benchmark"] = options["benchmark"] and not options["deterministic"]
     torch.set_float32_matmul_precision(config.trainer.matmul)
-    torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions are products too
+    torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions follow the option too
     try:
         trainer = pl.Trainer(
             **options,
             logger=False,
-            log_every_n_steps=1,  # Lightning logs nothing of ours; larger, it warns of short epochs
+            log_every_n_steps=1,  # not used for our metrics; Lightning would warn of short epochs otherwise
             callbacks=[*callbacks, *([Bar(refresh_rate=10)] if options.get("enable_progress_bar", True) else [])],
             plugins=[WholeCheckpoints(), *_environment()],
             max_epochs=-1,
@@ -53,7 +53,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
         )
     except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
-    trainer.limit_val_batches = 0  # callbacks evaluate; overfit_batches would set it
+    trainer.limit_val_batches = 0  # our callbacks evaluate; overfit_batches would change this
     if config.trainer.micro_batch is not None:
         _check_pieces(config.trainer.micro_batch, config.sampler.batch_size, trainer.world_size, method)
     method.micro_batch = config.trainer.micro_batch
@@ -61,11 +61,11 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
         on_cpu = device_of(trainer).type == "cpu"
         if on_cpu or not config.trainer.sync_batchnorm:
             raise UserError(
-                "Each of several devices would see its own part of the batch in batch norm: "
+                "Batch norm on each of several devices would only see its own part of the batch: "
                 + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
                 + f"{_without_statistics(method)}."
             )
-        # Not Lightning's option: it does so for a single device too, on which torch cannot run it but on a GPU.
+        # Not Lightning's option: it converts for a single device too, where torch runs it on a GPU only.
         nn.SyncBatchNorm.convert_sync_batchnorm(method)
     _check_precision(config.trainer.precision, device_of(trainer))
     if config.trainer.compile:
@@ -74,30 +74,30 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
 
 
 def device_of(trainer: pl.Trainer) -> torch.device:
-    """Of this process."""
+    """Returns the device of this process."""
     return trainer.strategy.root_device
 
 
 def _check_precision(precision: str | int | None, device: torch.device) -> None:
-    """Raises UserError for bfloat16 on a GPU that would pretend to have it, slower than float32."""
+    """Raises UserError for bfloat16 on a GPU that can only emulate it, slower than float32."""
     if str(precision).startswith("bf16") and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
             raise UserError(
                 f"trainer.precision={precision}: {torch.cuda.get_device_name(device)} (compute capability "
-                f"{major}.{minor}) computes no bfloat16, which begins with 8.0: choose 16-mixed or 32-true."
+                f"{major}.{minor}) does not compute in bfloat16, which needs 8.0: choose 16-mixed or 32-true."
             )
 
 
 def refused(error: Exception) -> UserError:
-    """What Lightning said of its options, in one sentence."""
+    """Returns the error for options that Lightning refused, in one sentence."""
     return UserError(f"Lightning refuses the options under 'trainer': {' '.join(str(error).split())}")
 
 
 def _check_pieces(size: int, batch: int, devices: int, method: Method) -> None:
-    """Raises UserError for pieces that a batch is not cut into, and for networks in which they are another batch."""
+    """Raises UserError for a size of pieces that does not divide the batch, or a network whose results would change."""
     share = batch // devices
-    if batch % devices == 0 and share % size:  # else the sampler refuses the batch
+    if batch % devices == 0 and share % size:  # an indivisible batch is refused by the sampler
         sizes = [one for one in range(1, share + 1) if share % one == 0]
         near = sorted({max(one for one in sizes if one <= size), min((o for o in sizes if o >= size), default=share)})
         raise UserError(
@@ -112,12 +112,12 @@ def _check_pieces(size: int, batch: int, devices: int, method: Method) -> None:
 
 
 def _learning_norms(method: Method) -> list[nn.Module]:
-    """Batch norm that takes its statistics from the batch, and so has to see the whole one."""
+    """Returns the batch norm that takes its statistics from the batch, and therefore has to see the whole batch."""
     return [part for part in method.train().modules() if isinstance(part, _BatchNorm) and part.training]
 
 
 def _without_statistics(method: Method) -> str:
-    """What to do about such batch norm, in the middle of a sentence."""
+    """Says how to avoid batch norm with batch statistics, for the middle of a sentence."""
     of_backbone = {id(part) for stages in method.modules() if isinstance(stages, Stages) for part in stages.modules()}
     places = {id(norm) in of_backbone for norm in _learning_norms(method)}
     freeze = "freeze its statistics with backbone.batch_norm=running"
@@ -126,7 +126,7 @@ def _without_statistics(method: Method) -> str:
 
 
 def _as_started(strategy: str) -> dict[str, Any]:
-    """How many processes torchrun or srun started: the options need not repeat it."""
+    """Returns options for the processes that torchrun or srun started, so that the user need not repeat them."""
     devices, nodes = 1, 1
     if TorchElasticEnvironment.detect():
         devices, nodes = launch.of_torchrun()
@@ -138,19 +138,22 @@ def _as_started(strategy: str) -> dict[str, Any]:
 
 
 def _environment() -> list[ClusterEnvironment]:
-    """A single task of SLURM starts its ranks itself; of several none puts the job into the queue again by itself."""
+    """Chooses the environment under SLURM: a single task starts its ranks itself, and no task requeues the job."""
     if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
     return [LightningEnvironment() if launch.processes() == 1 else SLURMEnvironment(auto_requeue=False)]
 
 
 class Steps(Tqdm):
-    """Steps of a run. Those before a resume do not count for the speed, and neither does the time of evaluations, whose
-    time to come is in the time left, as far as one took place since the start."""
+    """The bar of a run's steps, with its speed and the time left.
+
+    The speed does not count steps before a resume, or the time of evaluations. The time left includes evaluations once
+    one has taken place since the start.
+    """
 
     timing: Timing | None = None
     evaluation: Evaluation | None = None
-    before = 0.0  # seconds of training, before this process
+    before = 0.0  # seconds of training before this process started
 
     @property
     def format_dict(self) -> Any:
@@ -164,10 +167,10 @@ class Steps(Tqdm):
 
 
 class Bar(TQDMProgressBar):
-    """Lightning's bar, counting the steps of the run."""
+    """Lightning's progress bar, but counting the steps of the run."""
 
     def init_train_tqdm(self) -> Steps:
-        """As Lightning's, but for its class."""
+        """Makes the same bar as Lightning, but of the class `Steps`."""
         shown = {"disable": self.is_disabled, "file": sys.stdout, "bar_format": self.BAR_FORMAT}
         return Steps(leave=True, dynamic_ncols=True, smoothing=0, **shown)
 
@@ -186,12 +189,12 @@ class Bar(TQDMProgressBar):
         bar.refresh()
 
     def get_metrics(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
-        """Of the method itself: what a step logs for the bar, Lightning reads back at that step."""
+        """Returns the loss from the method itself: Lightning would read back a logged one at every step."""
         assert isinstance(module, Method)
         return {"loss": float(module.terms["train/loss"])}
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """Nothing: an epoch is the whole run, or one batch again and again."""
+        """Does nothing: an epoch of Lightning is the whole run, or one repeated batch."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         step = trainer.global_step
@@ -201,4 +204,4 @@ class Bar(TQDMProgressBar):
             self.train_progress_bar.refresh()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        """Nothing: see above."""
+        """Does nothing, as at the start of an epoch."""

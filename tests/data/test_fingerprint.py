@@ -49,8 +49,8 @@ def change(root: Path) -> None:
 CHANGES = {
     add: r"^16 images, now 17; \d+ bytes, now \d+$",
     remove: r"^16 images, now 15; \d+ bytes, now \d+$",
-    rename: "^as many images and bytes, of other names, classes or sides$",
-    move: "^as many images and bytes, of other names, classes or sides$",
+    rename: "^as many images and bytes, but other names, classes, roles, cameras or boxes$",
+    move: "^as many images and bytes, but other names, classes, roles, cameras or boxes$",
     change: r"^\d+ bytes, now \d+$",
 }
 

@@ -115,7 +115,7 @@ def test_all_levels_come_down_to_256(tmp_path: Path, name: str) -> None:
 def test_pixels_of_no_known_range_are_refused(tmp_path: Path, kind: str) -> None:
     pixels = (RAMP.astype(kind) / 255 if kind == "float32" else RAMP >> 1).astype(kind)
     sort = {"f": 3, "i": 2, "u": 1}[pixels.dtype.kind]
-    with pytest.raises(ValueError, match="of a range that it does not tell: save it with 8 or 16 bits"):
+    with pytest.raises(ValueError, match="and their range is unknown: save it with 8 or 16 bits"):
         decode(tiff(tmp_path / "a.tif", pixels.tobytes(), pixels.itemsize * 8, sort))
 
 
@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (lambda path: (os.mkfifo(path.with_name("pipe")), path.symlink_to("pipe")), "it is no regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
     "PostScript": (lambda path: path.write_bytes(POSTSCRIPT), "it is damaged, or none of JPEG"),
-    "float": (lambda path: tiff(path, RAMP.astype("<f4").tobytes(), 32, 3), "of a range that it does not tell"),
+    "float": (lambda path: tiff(path, RAMP.astype("<f4").tobytes(), 32, 3), "and their range is unknown"),
     "narrow": (lambda path: png(path, 1, 65_000), "1 x 65000 pixels are more than 100 times as long as wide"),
     "bomb": (lambda path: png(path, 30_000, 30_000), r"Image size \(900000000 pixels\) exceeds limit"),
 }

@@ -115,7 +115,7 @@ def test_zips_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             omniglot(str(tmp_path))
     path.write_bytes(sound)
     monkeypatch.setattr("dml.data.omniglot.LARGEST", 100)
-    with pytest.raises(UserError, match=r"images_background\.zip unpacks to 0\.0 GB, which Omniglot does not"):
+    with pytest.raises(UserError, match=r"images_background\.zip unpacks to 0\.0 GB, too much for Omniglot"):
         omniglot(str(tmp_path))
 
 

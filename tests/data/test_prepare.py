@@ -158,8 +158,8 @@ def test_what_another_address_left_is_not_gone_on_with(server: str, tmp_path: Pa
     ("name", "said"),
     [
         ("gone", "answers 404"),
-        ("page", "gives a web page and no file: it wants a login, or is dead"),
-        ("whole", r"gives another file than the known one \(MD5 \w+, known 00\): it was not kept"),
+        ("page", "gives a web page and no file: the address is dead or wants a login"),
+        ("whole", r"gives another file than the expected one \(its MD5 is \w+, expected 00\): it was not kept"),
     ],
 )
 def test_what_is_no_file(server: str, tmp_path: Path, name: str, said: str) -> None:
@@ -200,11 +200,11 @@ def test_a_server_may_take_its_time(server: str, tmp_path: Path, monkeypatch: py
         (
             "endless",
             1_000_000,
-            r"sends 0\.00 GB and more, and the file should have 0\.00 GB at most: it is another one",
+            r"sends 0\.00 GB and more, and the file should have 0\.00 GB at most: it is a wrong file",
         ),
-        ("endless", None, r"sends 0\.00 GB and more, and .* has 0\.00 GB to spare: make room"),
+        ("endless", None, r"sends 0\.00 GB and more, and .* has 0\.00 GB to spare: free some disk space"),
         ("huge", 1_000_000, r"has 1000000\.00 GB, and the file should have 0\.00 GB at most"),
-        ("huge", None, r"has 1000000\.00 GB, and .* to spare: make room"),
+        ("huge", None, r"has 1000000\.00 GB, and .* to spare: free some disk space"),
         ("whole", 299_999, r"has 0\.00 GB, and the file should"),
     ],
 )
@@ -226,7 +226,7 @@ def test_as_much_as_there_may_be(server: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["file:///dev/zero", "ftp://127.0.0.1/x", "data:,x"])
 def test_only_from_web_servers(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UserError, match=r"is no address that can be fetched: give one with http:// or https://"):
+    with pytest.raises(UserError, match=r"can be fetched: give one that begins with http:// or https://"):
         fetch(url, tmp_path / "file")
 
 
@@ -461,7 +461,7 @@ WICKED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tar link": (lambda p: tar_with(p / "a.tgz", "link", kind=tarfile.SYMTYPE), "holds a link or a device"),
     "tar hard link": (lambda p: tar_with(p / "a.tgz", "link", kind=tarfile.LNKTYPE), "holds a link or a device"),
     "tar device": (lambda p: tar_with(p / "a.tgz", "null", kind=tarfile.CHRTYPE), "holds a link or a device"),
-    "tar twice": (lambda p: tar_with(p / "a.tgz", "images.txt", "images.txt"), "which is there already"),
+    "tar twice": (lambda p: tar_with(p / "a.tgz", "images.txt", "images.txt"), "which exists already"),
 }
 
 
@@ -566,7 +566,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert said("dataset=cub20")[0] == 2
     assert said("dataset=glyphs") == (
         2,
-        "dml: this data set has no layout of its own to prepare: give dataset=NAME, as dataset=cub200.\n",
+        "dml: this data set has no official layout to prepare: give dataset=NAME of a benchmark, as dataset=cub200.\n",
     )
     assert "dataset=cars196 source=archive.zip" in said("--help")[1]
 

@@ -133,20 +133,20 @@ def test_two_ranks_share_the_batch_of_one(which: int) -> None:
 
 
 def test_what_cannot_be_drawn_is_told() -> None:
-    with pytest.raises(UserError, match=r"sampler\.batch_size=10 does not divide by sampler\.m=3"):
+    with pytest.raises(UserError, match=r"sampler\.batch_size=10 is not divisible by sampler\.m=3"):
         MPerClass(LABELS, 10, 0, m=3)
     with pytest.raises(UserError, match=r"needs 8 classes and there are 6: set sampler\.batch_size to at most 24"):
         MPerClass(LABELS, 32, 0, m=4)
     with pytest.raises(UserError, match="batch_size=61 is more than the 60 training images"):
         Uniform(LABELS, 61, 0)
-    with pytest.raises(UserError, match=r"sampler\.batch_size=10 does not divide by 4"):
+    with pytest.raises(UserError, match=r"sampler\.batch_size=10 is not divisible by 4"):
         Pairs(LABELS, 10, 0)
     for labels in (np.zeros(8, int), np.arange(8), LABELS[:5]):
         with pytest.raises(UserError, match=r"pairs for a batch of 12 need two classes, 3 images .* and 6 in all"):
             Pairs(labels, 12, 0)
     sampler = Uniform(LABELS, 12, 0)
     sampler.world_size = 5
-    with pytest.raises(UserError, match="batch_size=12 does not divide by the 5 devices"):
+    with pytest.raises(UserError, match="batch_size=12 is not divisible by the 5 devices"):
         iter(sampler)
 
 

@@ -182,10 +182,10 @@ def test_a_step_is_changed_added_and_left_out_by_name() -> None:
 @pytest.mark.parametrize(
     ("steps", "sentence"),
     [
-        ([v2.RandomCrop(64)], r"transform\.train cannot be carried out on a picture of .*: Required crop size"),
+        ([v2.RandomCrop(64)], r"transform\.train cannot be applied to a picture of .*: Required crop size"),
         ([v2.Resize((32, 31))], r"transform\.train makes torch\.uint8 of shape \[3, 32, 31\]"),
-        ([v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)], r"makes torch\.float32 .* leave floats"),
-        ([v2.Resize((32, 32)), v2.Normalize([0.5], [0.5])], r"transform\.train cannot be carried out"),
+        ([v2.Resize((32, 32)), v2.ToImage(), v2.ToDtype(torch.float32)], r"makes torch\.float32 .* leave conversion"),
+        ([v2.Resize((32, 32)), v2.Normalize([0.5], [0.5])], r"transform\.train cannot be applied to"),
         ([v2.RandomResizedCrop(32)], r"transform\.train is random"),
     ],
 )

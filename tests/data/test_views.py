@@ -110,8 +110,8 @@ def test_any_resize_has_the_bits_of_pillow() -> None:
         ),
         ([v2.Resize((SIZE, SIZE)), v2.Pad(4), v2.CenterCrop(SIZE)], "cannot do Pad of"),
         ([v2.Resize(40), v2.RandomCrop(SIZE), v2.RandomResizedCrop(SIZE)], "cannot do RandomResizedCrop of"),
-        ([v2.Resize(24), v2.RandomCrop(SIZE, pad_if_needed=True, fill=9)], "would make other pixels"),
-        ([v2.Resize(24), v2.CenterCrop(SIZE)], "would make other pixels"),
+        ([v2.Resize(24), v2.RandomCrop(SIZE, pad_if_needed=True, fill=9)], "would give other pixels"),
+        ([v2.Resize(24), v2.CenterCrop(SIZE)], "would give other pixels"),
         ([v2.RandomResizedCrop(SIZE, interpolation=v2.InterpolationMode.BICUBIC)], "cannot do RandomResizedCrop of"),
     ],
 )

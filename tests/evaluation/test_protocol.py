@@ -215,7 +215,7 @@ def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_patience_needs_validation_classes(configure: Configure) -> None:
-    with pytest.raises(UserError, match=r"give protocol\.select=val_classes too"):
+    with pytest.raises(UserError, match=r"set protocol\.select=val_classes too"):
         run(configure(*TINY, "protocol.patience=2"), [])
 
 

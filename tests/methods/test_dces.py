@@ -128,9 +128,9 @@ def test_empty_clusters_are_matched_too() -> None:
 
 
 def test_clusters_that_are_none() -> None:
-    with pytest.raises(UserError, match="Clusters 0 to 3 where 0 to 2 can be"):
+    with pytest.raises(UserError, match="The clusters are numbered 0 to 3: number them within 0 to 2"):
         match_clusters(np.array([0, 3]), np.array([0, 1]), 3)
-    with pytest.raises(UserError, match="give one number an image"):
+    with pytest.raises(UserError, match="with one number per image"):
         match_clusters(np.array([0, 1, 2]), np.array([0, 1]), 3)
 
 
@@ -400,7 +400,7 @@ def test_what_is_logged_and_drawn(configure: Configure) -> None:
     drawn = {path.stem for path in (folder / "figures").glob("*.png")}
     assert {"clusters", "cluster_images", "negatives", "first", "easiest", "learners"} <= drawn
     page = (folder / "report.html").read_text()
-    assert all(f'alt="{caption}' in page for caption in ("Training images of each", "Distances of negative", "Queries"))
+    assert all(f'alt="{caption}' in page for caption in ("Number of training", "Distances of negative", "Queries"))
 
 
 # Going on, and mistakes.
@@ -458,7 +458,7 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
         (["method.match=dice"], r"method\.match=dice has to be 'iou' or 'none'"),
         (["method.finetune_from=1.5"], r"finetune_from=1\.5 has to be at most 1"),
         (["method.finetune_from=0.5"], r"full_embedding_from=0\.9 is after method\.finetune_from=0\.5"),
-        (["method.assignments_from=running", "method.space=features"], r"running keeps embeddings"),
+        (["method.assignments_from=running", "method.space=features"], r"running remembers embeddings"),
         (["method.split_embedding=no"], r"method\.split_embedding=no has to be true or false"),
     ):
         with pytest.raises(UserError, match=sentence):

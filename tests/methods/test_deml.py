@@ -272,7 +272,7 @@ def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[...
     assert len(played) == 6
     assert min(played) > 0.01
     page = (folder / "report.html").read_text()
-    assert 'alt="What each scale sees' in page
+    assert 'alt="The part of some test images that each scale sees' in page
     assert 'alt="What each learner attends to' in page
     assert "<th>scale</th>" in page
 
@@ -281,7 +281,7 @@ def test_mistakes_are_told(method_of: MethodOf) -> None:
     for options, sentence in (
         (["method.I=0"], r"method\.I=0 has to be at least 1"),
         (["method.J=0"], r"method\.J=0 has to be at least 1"),
-        (["method.I=5", "method.J=5"], r"head\.dim=24 leaves the 25 learners no dimension: make it 25 or more"),
+        (["method.I=5", "method.J=5"], r"head\.dim=24 leaves no dimension for each of 25 learners: make it 25 or more"),
         (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to be a list of stages .* block1, block2"),
         (["method.object_layers=block4"], r"object_layers=block4 has to be a list"),
         (["method.channel_attention=no"], r"method\.channel_attention=no has to be true or false"),

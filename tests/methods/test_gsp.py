@@ -217,8 +217,8 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
     for name in ("weights", "prototypes"):
         assert (tmp_path / "run" / "figures" / f"{name}.png").stat().st_size > 5000
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "which prototype took most of it" in page
-    assert "What share prototypes have" in page
+    assert "the prototype with the largest share of it" in page
+    assert "shares in the images of some test classes" in page
     config = configure(*options, f"paths.output_dir={tmp_path / 'again'}")
     folder = RunFolder(tmp_path / "again")
     parts, trainer = train.prepare_run(config, folder)
@@ -288,7 +288,7 @@ def test_half_precision_throughout(configure: Configure, monkeypatch: pytest.Mon
 
 
 def test_a_batch_of_one_class_is_told(configure: Configure) -> None:
-    with pytest.raises(UserError, match="one class only"):
+    with pytest.raises(UserError, match="batches have one class"):
         train.run(configure(*SMALL, "sampler.batch_size=4", "sampler.m=4", "loss=proxy_anchor"), [])
 
 

@@ -128,7 +128,7 @@ def test_every_miner(tiny: Callable[..., DictConfig], loss: str, miner: str) -> 
     config = tiny("run", "baseline", f"loss={loss}", f"miner={miner}", *OF_A_LOSS.get(loss, ()))
     config.runtime.train_classes = 12
     if loss == "xbm" and miner in ("distance_weighted", "multi_similarity"):
-        with pytest.raises(UserError, match="compares it with a memory: choose miner=none"):
+        with pytest.raises(UserError, match="compares the batch with a memory: choose miner=none"):
             build_method(config)
         return
     (one,) = build_method(config).losses

@@ -95,7 +95,7 @@ def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..
     method = method_of("method=baseline")
     method.losses = nn.ModuleList([Loss(Bright())])
     batch = {"label": torch.tensor([0, 1]), "index": torch.tensor([0, 1])}
-    with pytest.raises(UserError, match=r"^Bright needs brightness of a step, .*: it has index, norms\.$"):
+    with pytest.raises(UserError, match=r"^Bright needs brightness, .* available are index, norms\.$"):
         method.objective(Output(torch.rand(2, 1, 24)), batch)
     method.objective(Output(torch.rand(2, 1, 24), brightness=torch.rand(2)), batch)
 

@@ -148,9 +148,7 @@ def test_converted_weights_give_what_caffe_gives(
     blobs = random_blobs()
     path = prepared(caffemodel(blobs, layer))
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    assert (
-        "114 tensors of bvlc_googlenet.caffemodel, which is not the one that was published" in capsys.readouterr().out
-    )
+    assert "114 tensors of bvlc_googlenet.caffemodel, which differs from the published file" in capsys.readouterr().out
     backbone = googlenet_v1(weights="imagenet", weights_dir=str(path.parent)).double()
     pixels = np.random.default_rng(1).integers(0, 256, (2, 71, 71, 3), np.uint8)  # 71: poolings round up
     images = torch.from_numpy(pixels.transpose(0, 3, 1, 2) / 255.0)
@@ -219,7 +217,7 @@ def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
         (caffemodel(changed(inception_3a__1x1=(weight, bias[:9])), new_layer), "bias is [9] where [64]"),
         (caffemodel(changed(inception_3a__1x1=(weight,))), "inception_3a_1x1 has 1 tensors"),
         (caffemodel(changed(inception_3a__1x1=(nan, bias))), "inception_3a_1x1.weight has values that are not finite"),
-        (caffemodel(blobs) + old_layer("conv1/7x7_s2", weight, bias), "two layers 'conv1/7x7_s2'"),
+        (caffemodel(blobs) + old_layer("conv1/7x7_s2", weight, bias), "two layers named 'conv1/7x7_s2'"),
         (caffemodel({}), "lacks 57 layers"),
         (b"", "lacks 57 layers"),
     ):
@@ -262,9 +260,9 @@ def test_mistakes_leave_nothing(
         ([f"source={huge}"], "is larger than 64 MiB"),
         ([f"source={tmp_path / 'nothing'}"], "is neither a file, a folder nor a URL"),
         ([f"source={tmp_path}"], "is no file"),
-        (["source=a,b"], "takes one source"),
-        ([], "takes one source: make it with python -m dml.data.prepare weights=googlenet_v1 source="),
-        (["weights=resnet50"], "weights=resnet50 are not made of a .caffemodel: choose googlenet_v1"),
+        (["source=a,b"], "takes exactly one source"),
+        ([], "takes exactly one source=FILE: make it with python -m dml.data.prepare weights=googlenet_v1 source="),
+        (["weights=resnet50"], "weights=resnet50 needs no conversion from a .caffemodel: choose googlenet_v1"),
         (["weights=resnet51"], "backbone=resnet51 is unknown: did you mean resnet50"),
     ):
         with pytest.raises(SystemExit) as left:

@@ -48,7 +48,7 @@ def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixtur
     before = {name: value.clone() for name, value in behind.state_dict().items()}
     with caplog.at_level(logging.WARNING, logger="dml"):
         enlarge_input(behind, 2)
-    assert "Behind 'layer1_1' follows more than convolutions" in caplog.text
+    assert "Not only convolutions see the input of stage 'layer1_1'" in caplog.text
     assert all(torch.equal(before[name], value) for name, value in behind.state_dict().items())
 
 

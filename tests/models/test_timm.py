@@ -188,9 +188,9 @@ def test_flops_of_a_vit_are_those_of_the_formula(configure: Callable[..., DictCo
     ("name", "said"),
     [
         ("no_such_model", "timm has no model 'no_such_model'"),
-        ("hrnet_w18_small", "no run of blocks from the image to a map"),
-        ("mixer_s16_224", "no run of blocks"),
-        ("test_vit_relpos", "no run of blocks"),
+        ("hrnet_w18_small", "no chain of blocks from the image to a map"),
+        ("mixer_s16_224", "no chain of blocks"),
+        ("test_vit_relpos", "no chain of blocks"),
     ],
 )
 def test_networks_that_give_no_map(name: str, said: str) -> None:
@@ -225,7 +225,7 @@ def test_the_size_of_images_is_told_before_a_run(configure: Callable[..., DictCo
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"depht": 2}, "does not take them"),
+        ({"depht": 2}, "refuses them"),
         ({"checkpoint_path": "/x"}, r"backbone\.options\.checkpoint_path is no option of an architecture"),
     ],
 )

@@ -182,7 +182,7 @@ def test_one_group_without_a_decay(configure: Callable[..., DictConfig]) -> None
         (["backbone.train=last:99"], r"backbone\.train=last:99: the backbone has 4 stages with weights \(block1, "),
         (["backbone.train=last:0"], r"backbone\.train=last:0 is unknown: choose all, none, last:N \(N stages\), norm"),
         (["backbone.train=some"], r"backbone\.train=some is unknown"),
-        (["backbone.train=lora", "backbone.lora_layers=[nothing]"], r"no layer of the backbone bears this name"),
+        (["backbone.train=lora", "backbone.lora_layers=[nothing]"], r"no layer of the backbone has this name"),
         (["backbone.train=lora", "backbone.lora_layers=[block2]"], r"stages\.block2 can have no adapter"),
         (["backbone.batch_norm=no"], r"backbone\.batch_norm=no"),
         (["backbone.lora_rank=0"], r"backbone\.lora_rank=0"),

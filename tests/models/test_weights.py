@@ -266,7 +266,7 @@ def fails(match: str, weights: str, source: Published | None = None, folder: Pat
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    fails(r"backbone\.weights=imagnet is no file: give imagenet, none, a path or a URL", "imagnet")
+    fails(r"backbone\.weights=imagnet is no file: set it to imagenet, none, a path or a URL", "imagnet")
     fails("is a folder without", str(tmp_path))
 
 
@@ -337,9 +337,7 @@ def test_download_impossible(server: str, tmp_path: Path) -> None:
 
 
 def test_weights_that_have_to_be_made(tmp_path: Path) -> None:
-    said = (
-        rf"{tmp_path}/bvlc_googlenet\.pth, .* is not there: make it with python -m dml\.data\.prepare .* path of a file"
-    )
+    said = rf"{tmp_path}/bvlc_googlenet\.pth, .* does not exist: make it with .* path of a file"
     with pytest.raises(UserError, match=said):
         googlenet_v1(weights="imagenet", weights_dir=str(tmp_path))
 

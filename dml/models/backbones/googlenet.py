@@ -23,7 +23,7 @@ def googlenet(*, weights: str = "imagenet", weights_dir: str | None = None) -> B
     stages: dict[str, nn.Module] = {
         name.replace("maxpool", "pool"): module for name, module in net.named_children() if name not in unused
     }
-    # The weights come from TensorFlow: torchvision's transform_input turns ImageNet's statistics into 0.5 and 0.5.
+    # The weights come from TensorFlow: with torchvision's transform_input, mean and deviation are 0.5 and 0.5.
     backbone = Backbone(stages, normalize=half(), branch="pool3", attention_depth=5, late_branch="pool4")
     names = published_names(net.state_dict(keep_vars=True), backbone)
     backbone.source = load_weights(backbone, weights, published=PUBLISHED, weights_dir=weights_dir, names=names)

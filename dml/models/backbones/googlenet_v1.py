@@ -43,8 +43,8 @@ def googlenet_v1(*, weights: str = "none", weights_dir: str | None = None) -> Ba
     Args:
         weights: see `load_weights`. Published keys are Caffe's layer names with `/` written `_`, such as
             `conv1_7x7_s2.weight` or `inception_3a_5x5_reduce.bias`; `imagenet` is `bvlc_googlenet.pth` in
-            `weights_dir`, which `dml.data.convert` makes of bvlc_googlenet.caffemodel. The first convolution takes
-            B, G, R, as there: `normalize` turns the channels round.
+            `weights_dir`, which `dml.data.convert` makes of bvlc_googlenet.caffemodel. As in Caffe, the first
+            convolution takes B, G, R; `normalize` reverses the channels.
     """
     stages: dict[str, nn.Module] = {
         "conv1": nn.Sequential(_conv("7x7_s2", 3, 64, stride=2)),
@@ -77,7 +77,7 @@ def _inception(channels: int, c1: int, r3: int, c3: int, r5: int, c5: int, pool:
 
 
 def _conv(name: str, channels: int, out: int, stride: int = 1) -> "OrderedDict[str, nn.Module]":
-    """Caffe's layer `name`, which begins with its kernel size unless it is a 1x1, and the ReLU after it."""
+    """Makes Caffe's layer `name` and the ReLU after it; the name begins with the kernel size unless it is a 1x1."""
     kernel = 1 if name.endswith(("reduce", "proj")) else int(name[0])
     conv = nn.Conv2d(channels, out, kernel, stride=stride, padding=kernel // 2)
     # Caffe's fillers: "xavier" draws from +-sqrt(3 / fan_in); the bias starts at 0.2.
@@ -95,7 +95,7 @@ def _lrn() -> nn.LocalResponseNorm:
 
 
 class _LocalResponseNorm(nn.LocalResponseNorm):
-    """In float32: on inputs in 0..255 the squares leave the range of half precision."""
+    """Computes in float32, since the squares of inputs in 0..255 leave the range of half precision."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float()).to(x.dtype)

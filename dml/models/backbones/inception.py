@@ -1,4 +1,4 @@
-"""What the Caffe GoogLeNets share: inception modules whose layers bear Caffe's names."""
+"""Inception modules whose layers have Caffe's names, shared by the Caffe GoogLeNets."""
 
 from collections.abc import Mapping
 
@@ -31,9 +31,9 @@ class Inception(nn.Module):
 
 
 def caffe_names(stages: nn.ModuleDict) -> dict[str, str]:
-    """Caffe's layer names with `/` written `_` -> our keys: inception_3a_1x1.weight -> stages.inception3a.1x1.weight.
+    """Returns Caffe's keys (`/` written `_`) -> our keys: inception_3a_1x1.weight -> stages.inception3a.1x1.weight.
 
-    Stage conv3 holds layers that Caffe counts to conv2.
+    Stage conv3 holds layers whose names in Caffe begin with conv2.
     """
     names: dict[str, str] = {}
     for stage, module in stages.items():

@@ -1,4 +1,4 @@
-"""From RGB images in [0, 1] to what a network's weights expect."""
+"""Normalises RGB images in [0, 1] as a network's weights expect."""
 
 from collections.abc import Sequence
 
@@ -37,10 +37,10 @@ def imagenet() -> Normalize:
 
 
 def half() -> Normalize:
-    """[0, 1] -> [-1, 1]."""
+    """Maps [0, 1] to [-1, 1]."""
     return Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def caffe(mean_bgr: Sequence[float]) -> Normalize:
-    """Caffe's input: B, G, R in 0..255 less the channel means `mean_bgr`."""
+    """Makes Caffe's input: B, G, R in 0..255 minus the channel means `mean_bgr`."""
     return Normalize([m / 255 for m in mean_bgr], [1 / 255] * 3, bgr=True)

@@ -1,4 +1,4 @@
-"""torchvision's ResNet-18 and ResNet-50 (He et al. 2016, CVPR), one stage a residual block."""
+"""torchvision's ResNet-18 and ResNet-50 (He et al. 2016, CVPR), with one stage per residual block."""
 
 import torchvision
 from torch import nn
@@ -22,7 +22,7 @@ def resnet18(*, weights: str = "imagenet", weights_dir: str | None = None) -> Ba
 def resnet50(*, weights: str = "imagenet", weights_dir: str | None = None) -> Backbone:
     """ResNet-50: 2048 x 7 x 7 for 224 x 224 images; stages conv1, pool1, layer1_0, ..., layer4_2.
 
-    `imagenet` is torchvision's first set (76.1 % top-1), the one that the literature on retrieval starts from.
+    `imagenet` is torchvision's first set of weights (76.1 % top-1), which most papers on retrieval start from.
 
     Args:
         weights: see `load_weights`; published keys are torchvision's.
@@ -38,7 +38,7 @@ def _backbone(net: ResNet, url: str, weights: str, weights_dir: str | None) -> B
     backbone = Backbone(
         stages,
         normalize=imagenet(),
-        # At strides 8 and 16: the attention module is a copy of layer3, as a part of the depth of GoogLeNet's 4a-4e.
+        # At strides 8 and 16, so that the attention module is a copy of layer3; GoogLeNet's is a copy of 4a-4e.
         branch=f"layer2_{len(net.layer2) - 1}",
         attention_depth=len(net.layer3),
         late_branch=f"layer3_{len(net.layer3) - 1}",

@@ -12,7 +12,7 @@ BLOCKS = 3
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions and a parameter-free shortcut (option A): every stride-th cell, new channels zero."""
+    """Two 3x3 convolutions and a shortcut without parameters (option A): every stride-th cell, new channels zero."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class _Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(out)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
-        self.subsample = nn.MaxPool2d(1, stride)  # a pooling, so that `copy_of` can take its stride out
+        self.subsample = nn.MaxPool2d(1, stride)  # a pooling, since `copy_of` can remove its stride
         self.new_channels = out - channels
 
     def forward(self, x: Tensor) -> Tensor:

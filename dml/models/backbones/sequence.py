@@ -1,4 +1,4 @@
-"""Networks of timm that are a run of modules from the image to the map, as stages."""
+"""Cuts networks of timm into stages, if they are a sequence of modules from the image to the map."""
 
 import re
 from collections.abc import Iterator
@@ -11,18 +11,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dml.errors import UserError
 
 LISTS = (nn.Sequential, nn.ModuleList)
-NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)  # timm's have an activation inside
+NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)  # timm's own contain an activation
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
-FEWEST = 3  # stages: less than that has no middle to branch at
+FEWEST = 3  # stages; fewer have no middle to branch at
 
 Unit = tuple[str, nn.Module]
 
 
 class ChannelsLast(nn.Module):
-    """A stage `[B,C,h,w] -> [B,C',h',w']` of what computes in `[B,h,w,C]`.
+    """A stage `[B,C,h,w] -> [B,C',h',w']` around a module that computes in `[B,h,w,C]`.
 
     Args:
-        body: `[B,h,w,C] -> [B,h',w',C']`; from images, `[B,3,H,W] -> [B,h',w',C']`.
+        body: `[B,h,w,C] -> [B,h',w',C']`, or `[B,3,H,W] -> [B,h',w',C']` with `images`.
+        images: the input is images, whose axes are not permuted.
     """
 
     def __init__(self, body: nn.Module, *, images: bool = False) -> None:
@@ -35,10 +36,10 @@ class ChannelsLast(nn.Module):
 
 
 class Merging(nn.Module):
-    """Swin's merging of 2 x 2 cells into one, `[B,h,w,C] -> [B,h/2,w/2,C']`, of which the stride can be taken out.
+    """Swin's merging of 2 x 2 cells into one, `[B,h,w,C] -> [B,h/2,w/2,C']`, with a stride that can be removed.
 
     Args:
-        body: timm's.
+        body: timm's module.
     """
 
     def __init__(self, body: nn.Module) -> None:
@@ -46,7 +47,7 @@ class Merging(nn.Module):
         self.body, self.every_cell = body, False
 
     def keep_resolution(self) -> None:
-        """From now on each cell is merged with those right of it and below it; the last ones are there twice."""
+        """From now on merges each cell with those right of it and below it; cells at the last edges are repeated."""
         self.every_cell = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,15 +59,15 @@ class Merging(nn.Module):
 
 
 class Entrance(nn.Module):
-    """The first stage of a network that takes images of some sides alone.
+    """The first stage of a network that only takes images whose sides are multiples of a number.
 
     Args:
         body: the stage.
-        pixels: sides are multiples of it.
-        why: what the network does, for the message.
+        pixels: the sides have to be multiples of this.
+        why: why that is so, for the message.
 
     Raises:
-        UserError: (forward) images of other sides.
+        UserError: (forward) the sides of the images are no such multiples.
     """
 
     def __init__(self, body: nn.Module, pixels: int, why: str) -> None:
@@ -80,7 +81,7 @@ class Entrance(nn.Module):
 
 
 def need_sides(images: Tensor, multiple: tuple[int, int], why: str) -> None:
-    """Raises UserError for images `[B,3,H,W]` of other sides than multiples of some, with `why` and the nearest."""
+    """Raises UserError unless the sides of images `[B,3,H,W]` are multiples of some numbers; proposes near ones."""
     (height, width), (tall, wide) = images.shape[-2:], multiple
     if height % tall or width % wide:
         below = height // tall * tall
@@ -89,17 +90,17 @@ def need_sides(images: Tensor, multiple: tuple[int, int], why: str) -> None:
 
 
 def cut_sequence(network: Any, probe: int) -> dict[str, nn.Module]:
-    """The stages of a network, named as its modules are, which they share.
+    """Cuts a network into stages, which share its modules and are named after them.
 
-    A stage is a block, or a run of layers that a block or a pooling follows; a norm behind a block is in its stage.
-    What lies behind the map is left out.
+    A stage is a block, or a sequence of layers up to the next block or pooling; a norm after a block is in the block's
+    stage. Modules after the map are left out.
 
     Args:
-        network: with `forward_features`, `[B,3,H,W] -> [B,C,h,w]`, or `[B,h,w,C]` where its `output_fmt` says so.
-        probe: pixels of an image that it takes.
+        network: with `forward_features`, `[B,3,H,W] -> [B,C,h,w]`, or `[B,h,w,C]` if its `output_fmt` says so.
+        probe: side in pixels of a square image that the network takes.
 
     Raises:
-        ValueError: it gives no map, or is no run of modules that each take what the one before gave.
+        ValueError: the network gives no map, or is no sequence of modules that each take the output of the last one.
     """
     network.eval()
     images = torch.rand(1, 3, probe, probe, generator=torch.Generator().manual_seed(0))
@@ -119,7 +120,7 @@ def cut_sequence(network: Any, probe: int) -> dict[str, nn.Module]:
         for stage in stages.values():
             out = stage(out)
     if len(stages) < FEWEST or not _same(out, features.permute(0, 3, 1, 2) if last else features):
-        raise ValueError("its modules are no run")
+        raise ValueError("its modules are no chain")
     return stages
 
 
@@ -128,7 +129,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _called(network: Any, images: Tensor) -> tuple[list[Unit], Tensor]:
-    """The units that images pass, in that order, and what comes out."""
+    """Returns the units that images pass, in order, and the output."""
     called: list[Unit] = []
     handles = [
         module.register_forward_hook(lambda *_, unit=(name, module): called.append(unit))
@@ -143,7 +144,7 @@ def _called(network: Any, images: Tensor) -> tuple[list[Unit], Tensor]:
 
 
 def _units(name: str, module: nn.Module) -> Iterator[Unit]:
-    """What a network is a run of, if it is one: lists, and what is made of lists alone, one by one."""
+    """Yields the units of a network: lists, and modules made of lists alone, are taken apart."""
     for child, one in module.named_children():
         whole = f"{name}.{child}" if name else child
         if isinstance(one, nn.Identity):
@@ -162,7 +163,7 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """One layer, or a list of some, as a stem is."""
+    """Says whether a module is a single layer, or a list of layers, as a stem is."""
     if isinstance(module, nn.Sequential):
         return all(_is_layer(one) for one in module)
     return isinstance(module, NORMS) or not any(True for _ in module.children())
@@ -170,7 +171,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _grouped(called: list[Unit]) -> list[tuple[str, list[nn.Module]]]:
     groups: list[tuple[str, list[nn.Module]]] = []
-    layers = False  # the last group has no block
+    layers = False  # whether the last group has layers only, and no block
     for name, module in called:
         convolves = any(isinstance(one, nn.Conv2d) for one in module.modules())
         joins = _is_layer(module) and not isinstance(module, POOLS) and (layers or not convolves)

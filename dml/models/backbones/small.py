@@ -10,10 +10,10 @@ WIDTHS = (16, 32, 64, 128)
 
 
 def small(*, weights: str = "none", weights_dir: str | None = None) -> Backbone:
-    """Four blocks of 3x3 convolutions, batch norm and ReLU, the first three ended by a 2x2 max pooling.
+    """Four blocks of 3x3 convolutions, batch norm and ReLU; each of the first three ends with a 2x2 max pooling.
 
-    128 x 6 x 6 for 48 x 48 images; two convolutions a block, one in the first, which works at full resolution, and
-    one in the last.
+    128 x 6 x 6 for 48 x 48 images. The first block, at full resolution, and the last have one convolution, the others
+    two.
 
     Args:
         weights: see `load_weights`; keys are this module's own, as in a run's checkpoint.

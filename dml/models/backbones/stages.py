@@ -1,4 +1,4 @@
-"""A network as a run of named stages that can be split and copied at any name.
+"""A network as a sequence of named stages that can be split and copied at any name.
 
 Shapes: B images, C channels, h x w cells; a stage maps [B, C, h, w] to [B, C', h', w'].
 """
@@ -23,23 +23,23 @@ SMALL_PROBE = 8  # cells; enough to see whether a resolution is kept
 
 
 def small_probe(stages: "Stages") -> int:
-    """Cells on a side of a map that some stages take: behind fixed windows, as many as their backbone's images have."""
-    return max(SMALL_PROBE, stages.pixels // max(1, stages.in_stride))  # 0 is no whole number
+    """Returns how many cells a side of a blank input for some stages has; with fixed windows it follows from these."""
+    return max(SMALL_PROBE, stages.pixels // max(1, stages.in_stride))  # a stride of 0 stands for no whole number
 
 
 class Stages(nn.Module):
-    """A run of named stages.
+    """A sequence of named stages, a whole network or a part of one.
 
     Attributes:
-        stages: the stages in forward order; names carry no dots.
+        stages: the stages in forward order; names have no dots.
         in_channels: channels that the first stage takes.
         in_stride: image pixels per cell of the first stage's input.
         out_channels: channels after each stage.
-        stride: image pixels per cell after each stage (cumulative, counted from the image also after a split).
+        stride: image pixels per cell after each stage (counted from the image, also after a split).
         behind: how many stages with weights follow each stage in the whole network.
         frozen_statistics: batch norm uses its running statistics and never updates them.
-        checkpointing: keep a stage's input alone for the backward pass and compute the rest again there.
-        pixels: of the least images that the backbone takes, where it takes multiples of a side alone; else 1.
+        checkpointing: keep only a stage's input for the backward pass, and compute the rest again there.
+        pixels: side of the smallest images, if the backbone only takes multiples of it; else 1.
     """
 
     pixels = 1
@@ -66,14 +66,14 @@ class Stages(nn.Module):
         self.checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, h, w] -> [B, C', h', w']."""
+        """Applies all stages: [B, C, h, w] -> [B, C', h', w']."""
         return self.tapped(x, ())[0]
 
     def tapped(self, x: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
-        """`forward`, and the outputs of those stages whose names are given and that are here."""
+        """Does the same as `forward`, and also returns the outputs of the stages in `names`; others are ignored."""
         taps = {}
         passed = -1
-        if isinstance(x, Stored):  # what the first stages made of images already
+        if isinstance(x, Stored):  # the first stages have been applied already
             passed, x = list(self.stages).index(x.stage), x.map()
         for name, stage in islice(self.stages.items(), passed + 1, None):
             x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
@@ -82,8 +82,7 @@ class Stages(nn.Module):
         return x, taps
 
     def train(self, mode: bool = True) -> "Stages":
-        """As `nn.Module.train`, but stages of which nothing is trained, and frozen batch-norm statistics, stay in eval
-        mode."""
+        """Sets the mode as `nn.Module.train`, but keeps frozen stages and frozen batch-norm statistics in eval mode."""
         super().train(mode)
         for stage in self.stages.values():
             trained = [parameter.requires_grad for parameter in stage.parameters()]
@@ -95,17 +94,17 @@ class Stages(nn.Module):
         return self
 
     def follows_batches(self, name: str) -> bool:
-        """Whether the batch norm of a stage takes its statistics from the batches of a training."""
+        """Says whether the batch norm of a stage takes its statistics from the training batches."""
         stage = self.stages[name]
         trained = any(parameter.requires_grad for parameter in stage.parameters())
         return trained and not self.frozen_statistics and any(True for _ in batch_norms(stage))
 
     def first(self, count: int) -> "Stages":
-        """The first so many stages. They share this module's parameters."""
+        """Returns the first `count` stages. They share this module's parameters."""
         return self._part(list(self.stages)[:count])
 
     def split(self, at: str) -> tuple["Stages", "Stages"]:
-        """The stages up to and including `at`, and the rest. Both share this module's parameters.
+        """Returns the stages up to and including `at`, and the rest. Both share this module's parameters.
 
         Raises:
             UserError: `at` is no stage, or the last one.
@@ -117,10 +116,11 @@ class Stages(nn.Module):
         return self._part(names[:cut]), self._part(names[cut:])
 
     def copy_after(self, at: str, depth: int, *, keep_resolution: bool = False) -> "Stages":
-        """An independent copy of the first `depth` stages with weights after stage `at`, and of what lies between.
+        """Makes an independent copy of the stages after `at`, up to the `depth`-th one with weights.
 
         Args:
-            depth: poolings do not count.
+            at: name of a stage.
+            depth: number of stages with weights; poolings do not count.
             keep_resolution: see `copy_of`.
 
         Raises:
@@ -136,17 +136,18 @@ class Stages(nn.Module):
         return rest.copy_of(next(iter(rest.stages)), deep[depth - 1], keep_resolution=keep_resolution)
 
     def copy_of(self, first: str, last: str, *, keep_resolution: bool = False) -> "Stages":
-        """An independent copy, weights included, of the stages from `first` to `last`.
+        """Makes an independent copy, weights included, of the stages from `first` to `last`.
 
         Args:
-            keep_resolution: take every stride out of the copy, so that h' = h and w' = w: strided convolutions get
+            first, last: names of stages.
+            keep_resolution: remove every stride from the copy, so that h' = h and w' = w: strided convolutions get
                 stride 1 and strided poolings are removed, as ABE does in its attention module (section 6.3). Patches
-                that lie side by side, as ConvNeXt's of 2 x 2 cells, so begin at every cell, and what they lack at the
-                right and the lower edge repeats the last cell.
+                without overlap, such as ConvNeXt's of 2 x 2 cells, then begin at every cell, and the right and lower
+                edges are padded with the last cell.
 
         Raises:
-            UserError: not two stages in forward order, or a stride that cannot be taken out (a layer that shrinks
-                its input by other means than a padded convolution or a pooling).
+            UserError: the names are no stages in forward order, or a stride cannot be removed (a layer shrinks its
+                input by other means than a padded convolution or a pooling).
         """
         names = list(self.stages)
         if first not in names or last not in names or names.index(first) > names.index(last):
@@ -184,15 +185,15 @@ class Backbone(Stages):
     """The stages of a whole network, from normalised images [B, 3, H, W] to features [B, dim, h, w].
 
     Args:
-        stages: the network, cut; channels and strides are measured.
+        stages: the network, cut into stages; channels and strides are measured.
         normalize: RGB images in [0, 1] -> what the weights expect. The method calls it, `forward` does not.
         branch: the stage after which attention methods branch by default.
         attention_depth: how many stages with weights an attention module copies from there on by default.
-        late_branch: the stage after which methods branch by default that attend to late features.
-        probe: pixels of the blank image on which channels and strides are measured, a multiple of every stride.
+        late_branch: the stage after which methods that attend to late features branch by default.
+        probe: side in pixels of the blank image on which channels and strides are measured, a multiple of every stride.
 
     Raises:
-        UserError: a `branch` or `late_branch` that is no stage.
+        UserError: `branch` or `late_branch` is no stage.
 
     Attributes:
         source: of its weights; None: they are random.
@@ -240,14 +241,14 @@ def _behind(stages: Mapping[str, nn.Module]) -> dict[str, int]:
 
 
 def published_names(published: Mapping[str, Tensor], backbone: Backbone) -> dict[str, str]:
-    """Keys of a network's state, `state_dict(keep_vars=True)` -> keys of `backbone`, which has the same tensors."""
+    """Returns keys of a network's `state_dict(keep_vars=True)` -> keys of `backbone`, which has the same tensors."""
     ours = {id(tensor): key for key, tensor in backbone.state_dict(keep_vars=True).items()}
     return {key: ours[id(t)] for key, t in published.items() if id(t) in ours}
 
 
 def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
-    """`stage(x)`, whose intermediate results are dropped and computed again by the backward pass."""
-    if torch.compiler.is_compiling():  # whose second pass leaves running statistics alone by itself
+    """Computes `stage(x)`; its intermediate results are dropped and computed again in the backward pass."""
+    if torch.compiler.is_compiling():  # in a compiled graph the second pass leaves running statistics alone by itself
         compiled: Tensor = checkpoint(stage, x, use_reentrant=False)
         return compiled
     out: Tensor = checkpoint(
@@ -258,7 +259,7 @@ def _recomputed(stage: nn.Module, x: Tensor) -> Tensor:
 
 @contextmanager
 def _running_statistics_kept(stage: nn.Module) -> Iterator[None]:
-    """The second pass over a batch leaves the running statistics of batch norm as the first one left them."""
+    """Keeps the running statistics of batch norm unchanged in the second pass over a batch."""
     norms = [(norm, norm.momentum, norm.num_batches_tracked) for norm in batch_norms(stage) if norm.training]
     for norm, _, seen in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None if seen is None else seen.clone()
@@ -277,9 +278,9 @@ def batch_norms(module: nn.Module) -> Iterable[_BatchNorm]:
 def measure_stages(
     stages: Mapping[str, nn.Module], in_channels: int, size: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Channels, and input cells per output cell, after each stage, read off a blank [1, in_channels, size, size].
+    """Measures channels, and input cells per output cell, after each stage, on a blank [1, in_channels, size, size].
 
-    A stride is 0 where the output is no whole fraction of the input.
+    A stride of 0 says that the output's side is no whole fraction of the input's.
     """
     run = nn.ModuleList(stages.values())
     training = [(module, module.training) for module in run.modules()]
@@ -298,7 +299,8 @@ def measure_stages(
 
 
 def _take_strides_out(module: nn.Module) -> None:
-    """Of what a module is made of, in place; one that is no convolution or pooling may have `keep_resolution()`."""
+    """Removes all strides inside a module, in place; modules other than convolutions and poolings may have a method
+    `keep_resolution()`."""
     for name, child in module.named_children():
         if isinstance(child, (nn.MaxPool2d, nn.AvgPool2d)) and child.stride not in (1, (1, 1)):
             setattr(module, name, nn.Identity())

@@ -1,4 +1,4 @@
-"""Pre-trained stages behind an attention that makes their input smaller."""
+"""Adjusts pre-trained stages that follow an attention, which makes their input smaller."""
 
 import logging
 from typing import Any
@@ -16,19 +16,19 @@ HOMOGENEOUS = (nn.MaxPool2d, nn.AvgPool2d, nn.Identity)  # f(ax) = a f(x) for a 
 
 @torch.no_grad()
 def enlarge_input(stages: Stages, factor: int) -> None:
-    """Multiplies the convolutions that see the input of some stages: an input divided by `factor` then gives what the
-    input gave before. The functions that can be learned stay the same.
+    """Multiplies the first convolutions of some stages, so that they give the same output for an input divided by
+    `factor`.
 
-    An attention that starts near 1/2 everywhere, or at 1/N, hands on that part of its features. Batch norm takes it out
-    where it follows its batches. With frozen statistics or none, the network behind would start as another than the
-    pre-trained one.
+    An attention that starts near 1/2 everywhere, or at 1/N, scales its features by that. Batch norm removes the scale
+    if it uses batch statistics. With frozen statistics or without batch norm, the stages would not start as the
+    pre-trained ones. The functions that can be learned stay the same.
+
+    If the input is also used by anything but convolutions, such as the identity of a residual block, nothing is
+    changed, and a warning says so.
 
     Args:
-        stages: behind the attention, `[B,C,h,w]` -> `[B,C',h',w']`; changed in place.
-        factor: 2 of masks near 1/2, N of a dictionary of N entries.
-
-    Where something else than convolutions sees the input, as the identity of a residual block does, nothing is changed,
-    and a warning says so.
+        stages: those after the attention, `[B,C,h,w]` -> `[B,C',h',w']`; changed in place.
+        factor: 2 for masks near 1/2, N for a dictionary of N entries.
     """
     if any(stages.follows_batches(name) for name in stages.stages):
         return
@@ -45,8 +45,8 @@ def enlarge_input(stages: Stages, factor: int) -> None:
         for convolution in convolutions:
             convolution.weight.div_(factor)
         log.warning(
-            "Behind '%s' follows more than convolutions, and features start there at 1/%d of what the backbone had: "
-            "choose another method.branch, or backbone.batch_norm=batch.",
+            "Not only convolutions see the input of stage '%s', so its features start at 1/%d of the backbone's: "
+            "choose another method.branch, or set backbone.batch_norm=batch.",
             next(iter(stages.stages)),
             factor,
         )
@@ -55,9 +55,9 @@ def enlarge_input(stages: Stages, factor: int) -> None:
 
 
 def _first_convolutions(stages: Stages, cells: Tensor) -> list[nn.Conv2d]:
-    """Those that see the input `cells` itself, or what pooled it."""
+    """Returns the convolutions whose input is `cells` itself, or `cells` after pooling."""
     found: list[nn.Conv2d] = []
-    seen = [cells]  # what has the scale of the input
+    seen = [cells]  # tensors with the scale of the input
 
     def look(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if any(inputs[0] is one for one in seen):

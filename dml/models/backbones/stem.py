@@ -1,4 +1,4 @@
-"""The first stages of a network, where they are frozen: what they make of images can be kept (`dml.data.features`)."""
+"""The frozen first stages of a network, whose outputs can be stored (`dml.data.features`)."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from dml.models.tokens import TokenMap, taken
 
 @dataclass(frozen=True)
 class Stem:
-    """The frozen first stages of a network: images always come out of them the same.
+    """The frozen first stages of a network: an image always has the same features after them.
 
     Attributes:
         normalize: images in [0,1] -> what the stages expect.
@@ -27,17 +27,17 @@ class Stem:
 
     @classmethod
     def of(cls, normalize: nn.Module, openings: Sequence[Stages]) -> "Stem":
-        """What the runs of stages that see the images have in common, as far as it is frozen.
+        """Makes the stem of all the frozen stages that several runs of stages, which see the images, begin with.
 
         Raises:
-            UserError: nothing is.
+            UserError: the first stage is trained.
         """
         frozen = [_frozen(stages) for stages in openings]
         count = min(len(names) for names in frozen)
         if not count:
             raise UserError(
-                "dataset.cache=features keeps what frozen stages make of the images, and the first stage is trained: "
-                "set backbone.train=none or last:N, or another dataset.cache."
+                "dataset.cache=features stores the outputs of frozen stages, but the first stage is trained: set "
+                "backbone.train=none or last:N, or another dataset.cache."
             )
         stems = [cls(normalize, stages.first(count)) for stages in openings]
         assert len({stem.fingerprint() for stem in stems}) == 1
@@ -50,7 +50,7 @@ class Stem:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Stored:
-        """Images `[B,3,H,W]` in [0,1] -> their features."""
+        """Computes the features of images `[B,3,H,W]` in [0,1]."""
         self.stages.eval()
         out = self.stages(self.normalize(images.contiguous(memory_format=torch.channels_last)))
         count = out.tokens.shape[1] if isinstance(out, TokenMap) else 0
@@ -59,7 +59,7 @@ class Stem:
         return Stored.of(sequence.float().contiguous(), self.last, count, cells.shape[2])
 
     def fingerprint(self) -> str:
-        """A hash of all that the features of an image follow from."""
+        """Returns a hash of all that the features of an image depend on."""
         found = hashlib.sha256(f"{self.normalize}\n{self.stages}".encode())
         state = dict(self.normalize.named_buffers()) | self.stages.state_dict()
         for name, value in state.items():
@@ -69,7 +69,7 @@ class Stem:
 
 
 def _frozen(stages: Stages) -> list[str]:
-    """The names of the first stages up to the first one that is trained, or whose batch norm follows its batches."""
+    """Returns the names of the stages before the first that is trained or whose batch norm uses batch statistics."""
     names = []
     for name, stage in stages.stages.items():
         if any(p.requires_grad for p in stage.parameters()) or stages.follows_batches(name):

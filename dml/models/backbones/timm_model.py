@@ -1,4 +1,4 @@
-"""Networks of timm that give a map: runs of blocks, and transformers whose tokens travel beside the map."""
+"""Networks of timm that give a map: sequences of blocks, and transformers, whose maps carry their tokens along."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ REMEDY = (
     "swin_tiny_patch4_window7_224, or a transformer of one resolution, such as vit_small_patch16_224"
 )
 PATCHES = 4  # on a side of the blank image on which a transformer is measured
-# Of timm.create_model: what names files, or makes another thing than a network for images.
+# Options of timm.create_model that name files, or make something else than a network for images.
 NO_OPTIONS = {
     *("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "state_dict"),
     *("features_only", "scriptable", "exportable", "no_jit", "device", "dtype"),
@@ -42,28 +42,30 @@ def timm_model(
     probe: Pixels | None = None,
     options: dict[str, Any] | None = None,
 ) -> Backbone:
-    """Network `model_name` of timm, its final norm included; what lies behind the map is left out.
+    """Network `model_name` of timm with its final norm; modules after the map are left out.
 
-    Of a transformer, `patches` is followed by a stage a block, and the final norm is in the last one. The tokens of its
-    class and registers travel beside the map (`dml.models.tokens`). Attention methods branch after a third of its
-    blocks and copy the next quarter, or branch late, before the last sixth.
+    A transformer has a stage `patches` and then one stage per block; the final norm is in the last one. The map carries
+    the class and register tokens along (`dml.models.tokens`). Attention methods branch after a third of the blocks and
+    copy the next quarter; methods that branch late do so before the last sixth.
 
-    Of others, stages are blocks and what lies between them, with timm's names, as layer2_3 or stages_1_downsample
-    (`sequence.cut_sequence`). Attention methods branch at a quarter of the last stride, as after ResNet's layer2, and
-    copy what follows up to its half, layer3, behind which methods branch late.
+    In other networks the stages are blocks and the layers between them, with timm's names, such as layer2_3 or
+    stages_1_downsample (`sequence.cut_sequence`). Attention methods branch at a quarter of the last stride, as after
+    ResNet's layer2, and copy the stages up to half of it, such as layer3; methods that branch late do so after these.
 
-    Stochastic depth, which is on in timm's Swin, is off: what a step computes does not depend on the number of ranks.
+    Stochastic depth, which timm's Swin has, is switched off, so that a step does not depend on the number of ranks.
 
     Args:
-        weights: `imagenet` is timm's own for the model (or for its tag, as in NAME.TAG), cached in `weights_dir`; else
-            see `load_weights`: published keys are those of the plain timm model, or what timm itself converts to them.
-        probe: pixels of the blank image on which stages are measured; data sets of characters take it as their size
-            too. None: 64, or what the network asks for.
+        model_name: timm's name of the network.
+        weights: `imagenet` is timm's own for the model (or for its tag, as in NAME.TAG), cached in `weights_dir`; for
+            others see `load_weights`. Published keys are those of timm's model, or those that timm converts to them.
+        weights_dir: see `load_weights`.
+        probe: side in pixels of the blank image on which stages are measured; data sets of characters use it as their
+            size too. None: 64, or what the network asks for.
         options: of timm.create_model, as {depth: 6}.
 
     Raises:
-        UserError: no such model, no weights, options that it does not take, or a model that gives no map or is no run
-            of blocks (HRNet, ...).
+        UserError: there is no such model, it has no weights, refuses the options, gives no map, or is no sequence of
+            blocks (HRNet, ...).
     """
     return of_timm(model_name, weights, weights_dir, probe, options)
 
@@ -77,11 +79,12 @@ def of_timm(
     published: Published | None = None,
     other_names: Callable[[Any], Mapping[str, str]] | None = None,
 ) -> Backbone:
-    """As `timm_model`, with another source of `imagenet`.
+    """Makes a network as `timm_model` does, with another source of `imagenet` weights.
 
     Args:
-        published: that source; None: timm's own.
-        other_names: of timm's network: keys of that source -> timm's.
+        model_name, weights, weights_dir, probe, options: see `timm_model`.
+        published: the source of `imagenet`; None: timm's own.
+        other_names: timm's network -> (keys of that source -> timm's keys).
     """
     plain = _plain(model_name, options)
     if isinstance(plain, SEQUENCES):
@@ -108,7 +111,7 @@ def of_timm(
     rest += tuple(theirs for theirs, timms in others.items() if timms in rest)
 
     def converted(state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What timm makes of the files of others."""
+        """Converts the keys of other files with timm's own function."""
         convert = getattr(sys.modules[type(plain).__module__], "checkpoint_filter_fn", None)
         return state if convert is None else convert(state, plain)
 
@@ -125,27 +128,30 @@ def of_timm(
 
 
 def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises UserError for what is none of an architecture."""
+    """Returns the options as plain values. Raises UserError for one that does not describe the architecture."""
     for name in (options or {}).keys() & NO_OPTIONS:
         raise UserError(
-            f"backbone.options.{name} is no option of an architecture: set backbone.weights for the weights."
+            f"backbone.options.{name} is no option of an architecture: remove it, and choose weights with "
+            "backbone.weights."
         )
     return {str(name): OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for name, v in (options or {}).items()}
 
 
 def _plain(model_name: str, options: Mapping[str, Any] | None) -> Any:
-    """timm's network without weights."""
+    """Makes timm's network without weights."""
     if not timm.is_model(model_name):
         raise UserError(f"timm has no model '{model_name}': {REMEDY}.")
     try:
         with torch.device("meta"):
             return timm.create_model(model_name, **_plain_options(options))
     except TypeError as error:
-        raise UserError(f"backbone.options: timm's {model_name} does not take them ({error}).") from None
+        raise UserError(
+            f"backbone.options: timm's {model_name} refuses them ({error}): correct or remove them."
+        ) from None
 
 
 def _made(model_name: str, **options: Any) -> Any:
-    """What timm makes. Raises UserError where it has no weights."""
+    """Makes timm's network with weights. Raises UserError if timm cannot get the weights."""
     try:
         return timm.create_model(model_name, **options)
     except (OSError, RuntimeError) as error:
@@ -156,7 +162,7 @@ def _made(model_name: str, **options: Any) -> Any:
 
 
 def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
-    """One of patches, which every block sees."""
+    """Makes the backbone of a transformer, whose blocks all have one resolution."""
     patch, blocks = net.patch_embed.feat_ratio(), len(net.blocks)
     return Backbone(
         cut(net, name),
@@ -169,7 +175,7 @@ def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -
 
 
 def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
-    """One whose resolution falls from stage to stage."""
+    """Makes the backbone of a network whose resolution falls from stage to stage."""
     pixels, why = _sides(net, name)
     probe = probe or max(PROBE, pixels)
     try:
@@ -179,7 +185,7 @@ def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> B
             raise ValueError("its strides are no whole numbers")
     except (RuntimeError, AssertionError, AttributeError, IndexError, TypeError, ValueError) as error:
         raise UserError(
-            f"timm's {name} is no run of blocks from the image to a map ({' '.join(str(error).split())}): {REMEDY}."
+            f"timm's {name} is no chain of blocks from the image to a map ({' '.join(str(error).split())}): {REMEDY}."
         ) from None
     first, names = next(iter(stages)), list(stages)
     if pixels > 1:
@@ -201,13 +207,13 @@ def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> B
 
 
 def _last_at(stride: Mapping[str, int], most: int) -> str:
-    """The last stage of at most some stride, but for the very last; the first one where there is none."""
+    """Returns the last stage with at most a stride of `most`, the very last one excepted; else the first one."""
     names = list(stride)
     return next((name for name in reversed(names[:-1]) if stride[name] <= most), names[0])
 
 
 def _sides(net: Any, name: str) -> tuple[int, str]:
-    """What the sides of its images are multiples of, and why."""
+    """Returns the number of which the images' sides have to be multiples, and why."""
     pixels: int
     if type(net) in SHIFTED:
         pixels = net.patch_embed.patch_size[0]

@@ -1,4 +1,4 @@
-"""How much of a backbone is trained: all of it, its last stages, its norms, adapters beside its layers, or nothing."""
+"""Chooses which part of a backbone is trained: all, its last stages, its norms, adapters beside its layers, or none."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,10 +18,10 @@ ADAPTER = "lora"  # its name in peft's layers
 
 
 def backbone_of(config: DictConfig) -> Backbone:
-    """What a file of `conf/backbone` describes, of which `backbone.train` is trained.
+    """Makes the backbone that a file of `conf/backbone` describes, and freezes what `backbone.train` excludes.
 
     Raises:
-        UserError: what the backbone says of its options, and as `choose_trained`.
+        UserError: the backbone refuses its options, or as `choose_trained`.
     """
     own = {name: config[name] for name in BACKBONE if name in config}
     backbone: Backbone = instantiate(without(config, own))
@@ -38,22 +38,22 @@ def choose_trained(
     lora_alpha: float = 16.0,
     lora_layers: Sequence[str] | None = None,
 ) -> None:
-    """Freezes what is not trained, once the weights are there; copies of stages, as methods make them, do the same.
+    """Freezes what is not trained, after the weights are loaded; the copies of stages that methods make are frozen too.
 
     Args:
         backbone: changed in place.
-        train: `all`; `none`; `last:N`, the last N stages with weights; `norm`, weights and biases of its norms; or
-            `lora`, low-rank adapters (Hu et al. 2022), of its linear layers, or of its convolutions where it has no
-            linear ones.
-        batch_norm: statistics of the `batch`, which update running ones; always the `running` ones, as they are; or
-            `frozen`, running ones, and neither weight nor bias is trained. Stages that are not trained, and all of them
-            beside adapters, use running ones in any case.
-        lora_rank, lora_alpha: of the adapters, r and alpha: they add alpha / r * B A x.
-        lora_layers: the ends of the names of the layers that get adapters; None: as above.
+        train: `all`; `none`; `last:N`, the last N stages with weights; `norm`, the weights and biases of the norms; or
+            `lora`, low-rank adapters (Hu et al. 2022) beside the linear layers, or beside the convolutions if there are
+            no linear layers.
+        batch_norm: `batch` uses the statistics of the batch and updates the running ones; `running` uses the running
+            statistics and keeps them; `frozen` does so too, and trains neither weight nor bias of batch norm. Stages
+            that are not trained, and all stages with adapters, use running statistics in any case.
+        lora_rank, lora_alpha: r and alpha of the adapters, which add alpha / r * B A x.
+        lora_layers: ends of the names of the layers that get adapters; None: the layers named under `train`.
 
     Raises:
-        UserError: another word, more stages than there are, no norm, no layer of such a name, one that can have no
-            adapter, or peft is missing.
+        UserError: `train` is unknown, there are fewer stages than N, no norm, or no layer of such a name, a layer can
+            have no adapter, or peft is missing.
     """
     last = re.fullmatch(r"last:([1-9]\d*)", train)
     if last is None and train not in ("all", "none", "norm", "lora"):
@@ -76,7 +76,7 @@ def choose_trained(
 
 
 def _before_last(backbone: Backbone, count: int, train: str) -> list[str]:
-    """The stages before the last `count` with weights."""
+    """Returns the names of the stages before the last `count` stages with weights."""
     deep = [name for name, stage in backbone.stages.items() if any(True for _ in stage.parameters())]
     if count > len(deep):
         raise UserError(
@@ -100,7 +100,7 @@ def _norms(backbone: Backbone) -> list[nn.Module]:
 
 
 def _adapt(backbone: Backbone, rank: int, alpha: float, layers: Sequence[str] | None) -> None:
-    """Puts peft's adapters beside layers. At the start they add nothing."""
+    """Puts peft's adapters beside layers. At the start their output is zero."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -117,12 +117,14 @@ def _adaptable(module: nn.Module) -> bool:
 
 
 def _linear(backbone: Backbone) -> list[str]:
-    """Those of attention and of MLPs; where there is none, convolutions."""
+    """Returns the names of all linear layers, or of all convolutions if there is no linear layer."""
     for kind in (nn.Linear, nn.Conv2d):
         found = [name for name, module in backbone.named_modules() if isinstance(module, kind) and _adaptable(module)]
         if found:
             return found
-    raise UserError("backbone.train=lora: the backbone has neither a linear layer nor a convolution.")
+    raise UserError(
+        "backbone.train=lora: the backbone has neither a linear layer nor a convolution: choose all, last:N or norm."
+    )
 
 
 def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
@@ -132,7 +134,7 @@ def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
         found = [name for name in modules if f".{name}".endswith(f".{end}")]
         fit = [name for name in found if _adaptable(modules[name])]
         if not found or len(fit) < len(found):
-            what = "no layer of the backbone bears this name" if not found else f"{found[0]} can have no adapter"
+            what = "no layer of the backbone has this name" if not found else f"{found[0]} can have no adapter"
             ends = sorted({name.rpartition(".")[2] for name, module in modules.items() if _adaptable(module)})
             raise UserError(
                 f"backbone.lora_layers={list(layers)}: {what} ({end}): choose linear layers or plain convolutions, by "
@@ -143,10 +145,10 @@ def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
 
 
 def merge_adapters(module: nn.Module) -> None:
-    """Adds what adapters learned to the weights of their layers, which then stand alone."""
+    """Adds the learned adapters to the weights of their layers, and removes them."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
-            if hasattr(child, "lora_A"):  # peft's; peft itself is imported by those alone who have them
+            if hasattr(child, "lora_A"):  # a layer of peft; peft itself is only imported for backbones with adapters
                 layer: Any = child
                 layer.merge()
                 setattr(parent, name, layer.get_base_layer())

@@ -1,4 +1,4 @@
-"""Vision transformers of timm as stages: the patches, then each block."""
+"""Cuts vision transformers of timm into stages: the patches, then one stage per block."""
 
 import copy
 from typing import Any
@@ -12,16 +12,17 @@ from dml.errors import UserError
 from dml.models.backbones.sequence import need_sides
 from dml.models.tokens import TokenMap, taken
 
-SEQUENCES = (VisionTransformer, Eva)  # of patches, all of one size from the first block to the last
+SEQUENCES = (VisionTransformer, Eva)  # classes with patches of one size from the first block to the last
 
 
 class Patches(nn.Module):
-    """Images `[B,3,H,W]` -> patch tokens with their positions `[B,C,H/p,W/p]`, and the class's and registers'.
+    """The first stage: images `[B,3,H,W]` -> patch tokens with positions `[B,C,H/p,W/p]`, carrying class and register
+    tokens along.
 
-    Positions fit any size that p divides: timm interpolates those that were learned.
+    Positions fit all sides that are multiples of p: timm interpolates the learned ones.
 
     Raises:
-        UserError: (forward) images that p does not divide.
+        UserError: (forward) the sides of the images are no multiples of p.
     """
 
     def __init__(self, network: Any, name: str) -> None:
@@ -37,13 +38,13 @@ class Patches(nn.Module):
 
 
 class Block(nn.Module):
-    """A block: `[B,C,h,w]` and its tokens -> the same.
+    """A stage of one transformer block: `[B,C,h,w]` with its tokens -> the same shapes.
 
     Args:
-        block: timm's, `[B,P+N,C]` -> the same.
-        count: P, tokens beside the patches'.
-        positions: rotary ones, of any grid; None: the block needs none.
-        norm: behind the last block.
+        block: timm's block, `[B,P+N,C]` -> the same.
+        count: P, number of tokens beside the patches.
+        positions: rotary positions for any grid; None: the block needs none.
+        norm: the final norm, for the last block.
     """
 
     def __init__(self, block: nn.Module, count: int, positions: nn.Module | None, norm: nn.Module | None) -> None:
@@ -65,23 +66,23 @@ class Block(nn.Module):
 
 
 def _map(sequence: Tensor, count: int, height: int) -> Tensor:
-    """`[B,P+N,C]` -> `[B,C,h,w]` and the first P beside it."""
+    """Turns `[B,P+N,C]` into a map `[B,C,h,w]` that carries the first P tokens along."""
     patches = sequence[:, count:].transpose(1, 2).unflatten(2, (height, -1))
     return TokenMap.of(patches, sequence[:, :count]) if count else patches
 
 
 def cut(network: Any, name: str) -> dict[str, nn.Module]:
-    """The stages of a network, whose final norm ends the last one.
+    """Cuts a transformer into stages; the final norm is at the end of the last one.
 
     Raises:
-        UserError: positions that change from block to block.
+        UserError: the network learns its rotary positions.
     """
     rope = getattr(network, "rope", None)
     if rope is not None and any(True for _ in rope.parameters()):
         raise UserError(f"timm's {name} learns rotary positions for each block: choose another transformer.")
     blocks, norm = list(network.blocks), network.norm
     network.blocks, network.norm = nn.Sequential(), nn.Identity()
-    for rest in ("fc_norm", "head_drop", "head", "attn_pool"):  # behind the map
+    for rest in ("fc_norm", "head_drop", "head", "attn_pool"):  # modules after the map
         if isinstance(getattr(network, rest, None), nn.Module):
             setattr(network, rest, nn.Identity())
     count = network.num_prefix_tokens

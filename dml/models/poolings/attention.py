@@ -1,4 +1,4 @@
-"""Poolings whose weights small networks compute from the local embeddings: CBAM, DeLF, GSoP and SOLAR.
+"""Poolings whose weights are computed by small networks from the local embeddings: CBAM, DeLF, GSoP and SOLAR.
 
 B images, d channels, n = h w locations.
 """
@@ -35,7 +35,7 @@ class CBAM(nn.Module):
 
 
 class DeLF(nn.Module):
-    """A weighted sum, the weights from a two-layer network at each location, made positive by softplus:
+    """A weighted sum; a two-layer network with a softplus at its end computes each location's weight:
     `[B,d,h,w] -> [B,d]` (Noh et al., ICCV 2017, section 4.2; here trained together with the features, as GSP does).
 
     Args:
@@ -52,12 +52,12 @@ class DeLF(nn.Module):
 
 
 class GSoP(nn.Module):
-    """Channels weighed by what their covariances say, then the mean: `[B,d,h,w] -> [B,d]` (Gao et al., CVPR 2019,
+    """Channels weighted by a function of their covariances, then the mean: `[B,d,h,w] -> [B,d]` (Gao et al., CVPR 2019,
     section 3.1: reduce, covariance, row-wise convolution, sigmoid).
 
     Args:
         dim: d.
-        reduced: channels of which the covariance is taken.
+        reduced: number of channels whose covariance is computed.
     """
 
     def __init__(self, dim: Size, reduced: Few = 64) -> None:
@@ -88,7 +88,9 @@ class SOLAR(nn.Module):
     def __init__(self, dim: Size, reduction: Size = 2) -> None:
         super().__init__()
         if reduction > dim:
-            raise UserError(f"head.pooling.reduction={reduction} leaves {dim} channels none: make it {dim} or less.")
+            raise UserError(
+                f"head.pooling.reduction={reduction} leaves no channel of a learner's {dim}: make it {dim} or less."
+            )
         inner = dim // reduction
         self.query, self.key = (nn.Conv2d(dim, inner, 1) for _ in range(2))
         self.value, self.out = nn.Conv2d(dim, inner, 1), nn.Conv2d(inner, dim, 1)

@@ -1,6 +1,6 @@
-"""Poolings by channel, without regard to where: means, maxima and what lies between.
+"""Poolings of each channel without regard to location: means, maxima and generalised means.
 
-timm's `SelectAdaptivePool2d` was passed over: it averages the sum of mean and maximum, and has no generalised mean.
+timm's `SelectAdaptivePool2d` is not used: it halves the sum of mean and maximum, and has no generalised mean.
 """
 
 import torch
@@ -19,12 +19,12 @@ class AvgMaxPool(nn.Module):
 
 
 class GeneralizedMeanPool(nn.Module):
-    """Generalised mean `(mean x^p)^(1/p)` over locations, p learned (Radenovic et al. 2018, eq. 3).
+    """Generalised mean `(mean x^p)^(1/p)` over locations, with a learned p (Radenovic et al. 2018, eq. 3).
 
-    p=1 is the average of the clamped features, p towards infinity their maximum.
+    p = 1 gives the mean of the clamped features, and large p approaches their maximum.
 
     Args:
-        p: where the exponent starts; must be positive.
+        p: initial exponent; must be positive.
         eps: features are clamped from below at this value, so that the power has a gradient.
     """
 
@@ -34,7 +34,7 @@ class GeneralizedMeanPool(nn.Module):
         self.eps = eps
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[B,C,h,w] -> [B,C,1,1]`."""
+        """Pools features: `[B,C,h,w] -> [B,C,1,1]`."""
         return F.adaptive_avg_pool2d(features.clamp(min=self.eps).pow(self.p), 1).pow(1 / self.p)
 
 
@@ -43,7 +43,7 @@ class Weldon(nn.Module):
     (Durand et al., CVPR 2016, eq. 2 and 3, with k regions of each kind).
 
     Args:
-        k: as many as there are, where there are fewer.
+        k: number of values of each kind; all of them if there are fewer.
     """
 
     def __init__(self, k: Count = 3) -> None:
@@ -57,13 +57,13 @@ class Weldon(nn.Module):
 
 
 class GeneralizedMaxPool(nn.Module):
-    """GeMax: the vector whose products with all local embeddings are as equal as can be: `[B,C,h,w] -> [B,C]`
+    """GeMax: the vector whose products with all local embeddings are as equal as possible: `[B,C,h,w] -> [B,C]`
     (Murray et al., TPAMI 2017, eq. 6: `argmin_x |F^T x - 1|^2 + ridge |x|^2`, F the `[C,n]` embeddings).
 
-    Rare locations then count as much as frequent ones. Solved in the dual form, in float32 at least.
+    Rare local embeddings then count as much as frequent ones. It is solved in the dual form, in float32 at least.
 
     Args:
-        ridge: towards infinity the direction is that of the sum of embeddings, towards 0 products are equalised.
+        ridge: towards 0 the products become equal; towards infinity the result has the direction of the sum.
     """
 
     def __init__(self, ridge: Positive = 1.0) -> None:
@@ -77,5 +77,5 @@ class GeneralizedMaxPool(nn.Module):
             kernel = cells.transpose(1, 2) @ cells  # [B,n,n]
             kernel = kernel + self.ridge * torch.eye(kernel.shape[-1], dtype=cells.dtype, device=cells.device)
             ones = torch.ones_like(kernel[..., :1])
-            # Not torch.linalg.solve, which waits to learn whether it could.
+            # Not torch.linalg.solve, which waits for the device to learn whether it succeeded.
             return (cells @ torch.linalg.solve_ex(kernel, ones).result).squeeze(-1)

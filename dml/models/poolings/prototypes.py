@@ -1,4 +1,4 @@
-"""Poolings that keep a vector for each of m prototypes: VLAD and optimal transport.
+"""Poolings that keep one vector for each of m prototypes: VLAD and optimal transport.
 
 B images, n = h w locations, c width of a local embedding; the result has width m c.
 """
@@ -40,16 +40,17 @@ class VLAD(nn.Module):
 
 
 class TransportPool(nn.Module):
-    """OTP: all locations transported to m prototypes, evenly: `[B,c,h,w] -> [B,m c]` (Mialon et al., ICLR 2021; GSP
-    eq. B.1: `sqrt(m) [f_1 .. f_n] pi^T` with `pi` of row sums 1/m and column sums 1/n at costs `|w_i - f_j|`).
+    """OTP: all locations are transported to m prototypes with equal mass: `[B,c,h,w] -> [B,m c]` (Mialon et al., ICLR
+    2021; GSP eq. B.1: `sqrt(m) [f_1 .. f_n] pi^T`, where `pi` has row sums 1/m and column sums 1/n, at costs
+    `|w_i - f_j|`).
 
-    `pi` by Sinkhorn's iterations, in logarithms and in float32.
+    Sinkhorn's iterations compute `pi`, in logarithms and in float32.
 
     Args:
         dim: c.
         prototypes: m.
         eps: the entropy's weight is 1 / eps.
-        iterations: of Sinkhorn.
+        iterations: number of Sinkhorn's iterations.
     """
 
     def __init__(self, dim: int, prototypes: int, eps: Positive = 5.0, iterations: Few = 25) -> None:
@@ -58,7 +59,7 @@ class TransportPool(nn.Module):
         self.prototypes = nn.Parameter(F.normalize(torch.randn(prototypes, dim)))
 
     def plan(self, cells: Tensor) -> Tensor:
-        """`[B,n,c]` -> pi `[B,m,n]`; column sums are exact, row sums as far as the iterations have come."""
+        """Computes pi `[B,m,n]` of cells `[B,n,c]`; its column sums are exact, its row sums only approximate."""
         logits = -self.eps * torch.cdist(self.prototypes.to(cells.dtype).expand(cells.shape[0], -1, -1), cells)
         m, n = logits.shape[1:]
         for _ in range(self.iterations):

@@ -1,4 +1,4 @@
-"""Poolings that weigh locations by the magnitude of the backbone's features: CroW and trainable SMK.
+"""Poolings that weight locations by the magnitude of the backbone's features: CroW and trainable SMK.
 
 B images, C channels, n = h w locations.
 """
@@ -13,9 +13,9 @@ from dml.configuration.ranges import Positive
 class CroW(nn.Module):
     """Cross-dimensional weighting (Kalantidis et al., ECCVW 2016, section 4): `[B,C,h,w] -> [B,C]`.
 
-    Locations by the sum of their channels, `S = (S' / |S'|)^(1/2)` (a = b = 2), channels by how rarely they respond,
-    `log(sum_k Q_k / Q_c)` with Q the share of locations where a channel is above 0. For features of a ReLU: what is
-    negative counts as 0.
+    Locations are weighted by the sum S' of their channels, `S = (S' / |S'|)^(1/2)` (a = b = 2). Channels are weighted
+    by how rarely they respond, `log(sum_k Q_k / Q_c)` with Q the share of locations where a channel is above 0. It is
+    meant for features after a ReLU: negative values count as 0.
 
     Args:
         eps: keeps quotients finite.
@@ -37,8 +37,8 @@ class CroW(nn.Module):
 class TrainableSMK(nn.Module):
     """The training side of HOW (Tolias et al., ECCV 2020, section 4): `[B,C,h,w] -> [B,C]`.
 
-    Local features, smoothed over 3 x 3 cells, are summed with the norm of the unsmoothed feature as weight. The paper's
-    whitening is the linear layer that follows.
+    Local features are smoothed over 3 x 3 cells and averaged with the norms of the unsmoothed features as weights. The
+    linear layer that follows takes the place of the paper's whitening.
     """
 
     def forward(self, features: Tensor) -> Tensor:

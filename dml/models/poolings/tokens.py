@@ -1,4 +1,4 @@
-"""The class token of a transformer in place of its patches, or beside them."""
+"""Poolings that use the class token of a transformer in place of its patches, or together with them."""
 
 import torch
 from torch import Tensor, nn
@@ -8,23 +8,25 @@ from dml.models.tokens import TokenMap, taken
 
 
 class ClassToken(nn.Module):
-    """`[B,C,h,w] -> [B,C,1,1]`, the first of the tokens that travel beside the map.
+    """The class token, the first of the tokens that the map carries along: `[B,C,h,w] -> [B,C,1,1]`.
 
     Raises:
-        UserError: (forward) a map of a backbone that has none.
+        UserError: (forward) the backbone has no class token.
     """
 
-    times = 1  # channels out of each channel in
+    times = 1  # output channels per input channel
 
     def forward(self, features: Tensor) -> Tensor:
         if not isinstance(features, TokenMap):
-            raise UserError("head=cls and head=cls_avg take the class token, and this backbone has none: try head=avg.")
+            raise UserError(
+                "head=cls and head=cls_avg use the class token, but this backbone has none: choose head=avg."
+            )
         _, tokens = taken(features, features.tokens.shape[1])
         return tokens[:, 0, :, None, None]
 
 
 class ClassTokenAndAverage(ClassToken):
-    """`[B,C,h,w] -> [B,2C,1,1]`: the class token, then the mean of the patches (Oquab et al. 2023, DINOv2)."""
+    """The class token, then the mean of the patches: `[B,C,h,w] -> [B,2C,1,1]` (Oquab et al. 2023, DINOv2)."""
 
     times = 2
 

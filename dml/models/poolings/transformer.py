@@ -11,22 +11,25 @@ from dml.errors import UserError
 class TransformerPool(nn.Module):
     """The class token after some encoder layers: `[B,d,h,w] -> [B,d]`.
 
-    Layers as in ViT: normalised first, GELU, a perceptron of four times the width. Places are told by fixed sines and
-    cosines, so that maps of any size pass.
+    The layers are those of ViT: norm first, GELU, a perceptron of four times the width. Positions are encoded by fixed
+    sines and cosines, so that maps of any size can be used.
 
     Args:
         dim: d, a multiple of 4 and of `heads`.
         layers: n.
-        heads: of the attention.
+        heads: number of attention heads.
 
     Raises:
-        UserError: a width that the heads or the places' code cannot share.
+        UserError: the width is no multiple of 4 and of the number of heads.
     """
 
     def __init__(self, dim: int, layers: Few = 1, heads: Few = 4) -> None:
         super().__init__()
         if dim % heads or dim % 4:
-            raise UserError(f"head.pooling.heads={heads}: a learner's width {dim} has to be a multiple of it and of 4.")
+            raise UserError(
+                f"head.pooling.heads={heads}: the width of a learner, {dim}, has to be a multiple of it and of 4: "
+                "change either of them."
+            )
         self.token = nn.Parameter(torch.zeros(1, 1, dim))
         nn.init.normal_(self.token, std=0.02)
         layer = nn.TransformerEncoderLayer(

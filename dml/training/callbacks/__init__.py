@@ -1,2 +1,5 @@
-"""What happens in a run beside its steps, a callback each. `order.callbacks_of` lists them in the order by which a run
-that was killed goes on exactly: a step's evaluation, the report of the last step, then the checkpoint."""
+"""The callbacks of a run, for all that happens beside its steps.
+
+`order.callbacks_of` lists them in the order that lets a killed run be continued exactly: a step's evaluation, the
+report after the last step, then the checkpoint.
+"""

@@ -1,4 +1,4 @@
-"""The best checkpoint so far, and the end of a training that finds no better one."""
+"""Keeps the best checkpoint so far, and ends a training that has found no better one for some time."""
 
 import logging
 from typing import Any
@@ -18,7 +18,7 @@ log = logging.getLogger("dml")
 
 
 class BestCheckpoint(Callback):
-    """Keeps the checkpoint with the best criterion on what is monitored; out of patience, the step is the last one.
+    """Keeps the checkpoint with the best criterion on the monitored part; when patience runs out, it ends the training.
 
     Attributes:
         metrics, step: of the best evaluation so far.
@@ -27,7 +27,7 @@ class BestCheckpoint(Callback):
     def __init__(self, course: Course, evaluation: Evaluation, folder: RunFolder, protocol: Conventional) -> None:
         self.monitor = evaluation.parts.split.monitor
         if protocol.patience is not None and self.monitor == "test":
-            raise UserError("protocol.patience looks at validation classes: give protocol.select=val_classes too.")
+            raise UserError("protocol.patience needs validation classes: set protocol.select=val_classes too.")
         self.course, self.evaluation, self.protocol = course, evaluation, protocol
         self.file = folder.best(self.monitor)
         self.metrics: dict[str, float] = {}
@@ -43,17 +43,16 @@ class BestCheckpoint(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         if trainer.global_step and self.file.exists():
-            # It may be younger than the last checkpoint that a kill left: what it says of itself holds.
+            # After a kill the best checkpoint may be newer than the last one, so its own record is used.
             saved = load_checkpoint(self.file)["callbacks"][self.state_key]
             self.metrics, self.step = saved["metrics"], saved["step"]
         if self.course.lengthened:
             self._go_on_from_an_end(trainer)
 
     def _go_on_from_an_end(self, trainer: pl.Trainer) -> None:
-        """Repeats this step, at which a shorter training ended, as a longer one does it: it evaluates only if one is
-        due.
+        """Repeats the step at which a shorter training ended as a longer one does it: it evaluates only if that is due.
 
-        If none is due and the evaluation at the end found the best checkpoint so far, that checkpoint stays.
+        If it is not due, and the evaluation at the end found the best checkpoint so far, that checkpoint stays.
         """
         before, self.before_the_end = self.before_the_end, None
         step = trainer.global_step
@@ -62,7 +61,9 @@ class BestCheckpoint(Callback):
             self.metrics, self.step = before["metrics"], before["step"]
             self._keep(trainer, self.evaluation.evaluate(trainer, self.monitor)[0])
             if self._out_of_patience(step):
-                raise UserError(f"A longer training ends at step {step} too, by protocol.patience.")
+                raise UserError(
+                    f"A longer training ends at step {step} too, by protocol.patience: raise that option in a new run."
+                )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -74,13 +75,15 @@ class BestCheckpoint(Callback):
             self.before_the_end = {"metrics": self.metrics, "step": self.step}
         with self.evaluation.timing.paused():
             self._keep(trainer, self.evaluation.latest[0])
-        if not self.course.is_last(step) and self._out_of_patience(step):  # of the steps alone: all ranks agree
+        if not self.course.is_last(step) and self._out_of_patience(
+            step
+        ):  # it depends on steps alone, so all ranks agree
             log.info("stopped at step %d: the best on %s was step %d", step, self.monitor, self.step)
             self.course.last_step, trainer.should_stop = step, True
 
     def _keep(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
         name = f"{self.monitor}/{self.protocol.criterion}"
-        # One rank decides for all: on other processors the last bit of a metric may be another.
+        # The first rank decides for all, since the last bit of a metric may differ between processors.
         better = metric(name).better(metrics[name], than=self.metrics.get(name))
         if trainer.strategy.broadcast(better):
             self.metrics, self.step = metrics, trainer.global_step

@@ -1,4 +1,4 @@
-"""The last checkpoint, and leaving after it where a signal asked for that."""
+"""Writes the last checkpoint, and stops the run after it if a signal asked for that."""
 
 from typing import Any
 
@@ -13,8 +13,7 @@ from dml.training.callbacks.steps import Timing
 
 
 class Checkpoints(Callback):
-    """Writes `last.ckpt` after everything else that a step does, so that a run killed anywhere repeats what it has not
-    written."""
+    """Writes `last.ckpt` after everything else that a step does, so that a killed run repeats all that is not in it."""
 
     def __init__(self, course: Course, timing: Timing, folder: RunFolder) -> None:
         self.course, self.timing, self.folder = course, timing, folder
@@ -28,7 +27,7 @@ class Checkpoints(Callback):
         with self.timing.paused():
             trainer.save_checkpoint(self.folder.last, weights_only=False)
             if not self.course.is_last(step) and trainer.is_global_zero:
-                self.folder.forget_results()  # of a shorter training
+                self.folder.forget_results()  # those of a shorter training
         if self.course.told and not self.course.is_last(step):
             received = self.course.signals.received or "a signal to another process"
             raise Interrupted(f"{received} at step {step}, which is saved")

@@ -1,4 +1,4 @@
-"""What is due at which step."""
+"""Says what is due at each step: evaluation, checkpoint, or the end."""
 
 import logging
 from typing import Any
@@ -17,7 +17,7 @@ log = logging.getLogger("dml")
 
 
 class Course(Callback):
-    """What is due at which step, for the callbacks behind it, and what a checkpoint says of its run.
+    """Tells the callbacks after it what is due at each step, and puts facts about the run into its checkpoints.
 
     Args:
         config: of the run.
@@ -29,9 +29,9 @@ class Course(Callback):
         self.every, self.checkpoint_every = every, config.trainer.checkpoint_every
         self.last_step: int = config.trainer.max_steps
         self.signals = Signals()
-        self.told = False  # to stop, by a signal to one of the ranks
+        self.told = False  # whether a signal to one of the ranks asked to stop
         self.hosts: ProcessGroup | None = None
-        self.lengthened = False  # resumed where a shorter training ended
+        self.lengthened = False  # whether the run was resumed at the end of a shorter training
 
     def is_last(self, step: int) -> bool:
         return step == self.last_step
@@ -40,7 +40,7 @@ class Course(Callback):
         return self.is_last(step) or step % self.every == 0
 
     def evaluations_after(self, step: int) -> int:
-        """How many there are to come."""
+        """Returns how many evaluations are still to come after a step."""
         return self.last_step // self.every - step // self.every + (self.last_step % self.every > 0)
 
     def saves(self, step: int) -> bool:
@@ -69,6 +69,6 @@ class Course(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Of all ranks, which a signal reaches at different steps if at all.
+        # Agreed by all ranks, since a signal may reach them at different steps or only some of them.
         told = not self.is_last(trainer.global_step) and self.signals.received is not None
-        self.told = on_any_rank(told, self.hosts)  # Lightning's reduce_boolean_decision waits for the device
+        self.told = on_any_rank(told, self.hosts)  # not reduce_boolean_decision, which waits for the device

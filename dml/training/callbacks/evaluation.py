@@ -1,4 +1,4 @@
-"""Evaluations while a run lasts."""
+"""Evaluates the method during a run."""
 
 import logging
 import time
@@ -22,12 +22,12 @@ log = logging.getLogger("dml")
 
 
 class Evaluation(Callback):
-    """Before the first step, and whenever the course says so: the part of the split that the protocol monitors.
+    """Evaluates the monitored part of the split, before the first step and whenever the course says so.
 
     Attributes:
-        untrained: metrics of the test before the first step.
+        untrained: test metrics before the first step.
         latest: metrics and embeddings of this step's evaluation; None: there was none.
-        seconds: that the last evaluation took; None: there was none since the start or the resume.
+        seconds: time of the last evaluation; None: there was none since the start or the resume.
     """
 
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
@@ -46,7 +46,7 @@ class Evaluation(Callback):
         if trainer.global_step == 0:
             self.untrained = self.evaluate(trainer, "test")[0]
             if self.parts.split.monitor != "test":
-                self.evaluate(trainer, self.parts.split.monitor)  # where its curve starts
+                self.evaluate(trainer, self.parts.split.monitor)  # the first point of its curve
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         self.latest = None
@@ -58,11 +58,11 @@ class Evaluation(Callback):
             self.latest = self.evaluate(trainer, self.parts.split.monitor)
 
     def to_come(self, step: int) -> float:
-        """Seconds that those after a step will take, as the last one did; 0 where there was none yet."""
+        """Returns how many seconds the evaluations after a step will take, judged by the last one; 0 without one."""
         return self.course.evaluations_after(step) * (self.seconds or 0.0)
 
     def evaluate(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
-        """The method as it is now on one part of the split, logged."""
+        """Evaluates the method on one part of the split, with averaged weights if there are any, and logs metrics."""
         began = time.perf_counter()
         with self.timing.paused(), evaluated_weights(trainer):
             metrics, embedded = self.score(trainer, part)
@@ -74,7 +74,7 @@ class Evaluation(Callback):
         return metrics, embedded
 
     def score(self, trainer: pl.Trainer, part: EvaluatedPart) -> tuple[dict[str, float], Embedded]:
-        """As `evaluate`, not logged, and of the weights as they are."""
+        """Computes what `evaluate` does, but with the current weights, and logs nothing."""
         data, split, method = self.parts.data, self.parts.split, trainer.lightning_module
         assert isinstance(method, Method)
         rows = data.eval_rows if split.validation is None or part == "test" else split.validation
@@ -86,7 +86,7 @@ class Evaluation(Callback):
         return metrics, embedded
 
     def publish(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-        """Logs metrics, and has the loggers write what they keep back."""
+        """Logs metrics, and makes the loggers write what they have buffered."""
         log_metrics(trainer, metrics)
         for logger in trainer.loggers:
             logger.save()

@@ -1,4 +1,4 @@
-"""How long a run will take and how much memory, said once its first steps are done."""
+"""Prints after the first steps how long a run will take and how much memory it needs."""
 
 import sys
 from typing import Any
@@ -16,11 +16,11 @@ from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 
-UNTIL = 6  # steps of this process; the first one, in which buffers and kernels are made, does not count
+UNTIL = 6  # steps of this process; the first one, which makes buffers and kernels, is not timed
 
 
 class Forecast(Callback):
-    """Prints it after `UNTIL` steps, where more than as many are to come."""
+    """Prints the forecast after `UNTIL` steps, if more than `UNTIL` steps are still to come."""
 
     def __init__(self, course: Course, timing: Timing, evaluation: Evaluation) -> None:
         self.course, self.timing, self.evaluation = course, timing, evaluation
@@ -49,18 +49,20 @@ class Forecast(Callback):
 
     def _seconds(self, trainer: pl.Trainer) -> float:
         device = trainer.strategy.root_device
-        if device.type == "cuda":  # the host runs ahead of it
+        if device.type == "cuda":  # the host runs ahead of the device
             torch.cuda.synchronize(device)
             self.timing.count()
         return self.timing.seconds
 
 
 def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | None) -> str:
-    """A sentence without its end, of what is to come.
+    """Returns a sentence, without its full stop, on the time that is left.
 
     Args:
-        steps, each: how many, and the seconds of one.
-        evaluations, of_evaluation: how many, and the seconds of one; None: not known yet.
+        steps: number of steps to come.
+        each: seconds of one step.
+        evaluations: number of evaluations to come.
+        of_evaluation: seconds of one evaluation; None: not known yet.
     """
     parts = [f"{steps:,} steps of {each:.2g} s"]
     if evaluations:
@@ -70,7 +72,7 @@ def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | N
 
 
 def duration(seconds: float) -> str:
-    """As people say it."""
+    """Writes a time in seconds, minutes or hours."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:
@@ -79,8 +81,10 @@ def duration(seconds: float) -> str:
 
 
 def _memory(device: torch.device) -> str:
-    """A sentence of what this process and its GPU need: what they took so far, as nobody knows what the last evaluation
-    and the report will add."""
+    """Returns a sentence on the memory of this process and its GPU: their peak so far.
+
+    It is unknown what the last evaluation and the report will add.
+    """
     if sys.platform == "win32":
         of_host = psutil.Process().memory_info().peak_wset
     else:

@@ -1,4 +1,4 @@
-"""Trainings that cannot learn anything: batches without pairs, and losses without a gradient."""
+"""Stops trainings that cannot learn anything: batches without pairs, losses without a gradient, non-finite weights."""
 
 import math
 from itertools import islice
@@ -22,16 +22,17 @@ from dml.methods.base import Method
 from dml.methods.finite import NonFiniteLoss
 from dml.training.callbacks.course import Course
 
-BATCHES = 32  # that are looked at before the training
+BATCHES = 32  # batches that are checked before the training
 
-STEPS = 20  # at its beginning; later a miner may find nothing for many steps, because there is nothing left to learn
+STEPS = 20  # first steps, one of which needs a gradient; later a miner may find nothing, as nothing is left to learn
 
 
 def check_batches(config: DictConfig, method: Method, data: DataModule) -> None:
-    """Draws some batches, without their images.
+    """Checks that some batches have pairs to compare; it draws only their labels.
 
     Raises:
-        UserError: a loss compares the images of a batch alone, and no batch has two of a class, or of two classes.
+        UserError: a loss compares only the images of a batch, and no batch has two images of a class, or images of two
+            classes.
     """
     if any(isinstance(loss, Loss) and _compares_images(loss.loss) for loss in method.losses):
         lacking = _lacking(config, data.sampler)
@@ -40,29 +41,31 @@ def check_batches(config: DictConfig, method: Method, data: DataModule) -> None:
 
 
 def _compares_images(loss: nn.Module) -> bool:
-    """Whether a loss, of those known here, learns nothing without positive and negative pairs in the batch."""
+    """Says whether a loss is known to learn nothing without positive and negative pairs in the batch."""
     if isinstance(loss, CrossBatchMemory | WeightMixin | ManifoldLoss):
         return False
     return isinstance(loss, BaseMetricLossFunction) or type(loss).__module__.startswith("dml.losses")
 
 
 def _lacking(config: DictConfig, sampler: Sampler) -> str:
-    """A sentence on the pairs that batches never have; empty if they have all kinds."""
+    """Returns a sentence on the kind of pairs that batches never have; empty if they have both kinds."""
     batches = [sampler.labels[batch] for batch in islice(sampler.batches(0), BATCHES)]
     classes = [len(np.unique(labels)) for labels in batches]
     sizes = f"sampler.batch_size={config.sampler.batch_size}"
     if "m" in config.sampler:
         sizes += f" and sampler.m={config.sampler.m}"
     if all(count == 1 for count in classes):
-        return f"With {sizes} a batch has images of one class alone, and no negative pairs: change them."
+        return f"With {sizes} a batch has images of one class only, hence no negative pairs: change these options."
     if all(count == len(labels) for count, labels in zip(classes, batches, strict=True)):
-        return f"With {sizes} a batch has no two images of a class, and no positive pairs: change them."
+        return f"With {sizes} a batch has no two images of a class, hence no positive pairs: change these options."
     return ""
 
 
 class FiniteWeights(Callback):
-    """Checks the loss terms and the weights before anything is evaluated or saved: from weights that are not finite a
-    run would only fail again."""
+    """Checks that loss terms and weights are finite before anything is evaluated or saved.
+
+    A run that resumed from weights that are not finite would only fail again.
+    """
 
     def __init__(self, course: Course) -> None:
         self.course = course
@@ -87,7 +90,7 @@ class FirstGradient(Callback):
     """Ends a training whose first steps have no gradient.
 
     Args:
-        config: for the options that are named then.
+        config: whose options the message names.
         data: of the training.
     """
 
@@ -102,10 +105,11 @@ class FirstGradient(Callback):
         self.found = state_dict["found"]
 
     def on_before_backward(self, trainer: pl.Trainer, module: pl.LightningModule, loss: Tensor) -> None:
-        """Raises UserError where nothing that is trained takes part in the loss."""
+        """Raises UserError if the loss depends on no trained parameter."""
         if not loss.requires_grad:
             raise UserError(
-                f"The loss does not depend on any parameter that is trained: see backbone.train, and {self._options()}."
+                "The loss does not depend on any parameter that is trained: see backbone.train, and change "
+                f"{self._options()}."
             )
 
     def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -113,20 +117,20 @@ class FirstGradient(Callback):
             self.look(module, trainer.global_step + 1)
 
     def look(self, module: nn.Module, step: int) -> None:
-        """After a backward pass, of the step with this number, 1 and up.
+        """Looks for a gradient after the backward pass of a step, counted from 1.
 
         Raises:
-            UserError: the first steps, or all of a short training, had no gradient.
+            UserError: none of the first steps, or of all steps of a short training, had a gradient.
         """
         self.found = self.found or any(p.grad is not None and bool(p.grad.any()) for p in module.parameters())
         last = min(STEPS, self.config.trainer.max_steps)
         if not self.found and step >= max(last, 2):  # a miner may find nothing in a single step
             why = _lacking(self.config, self.data.sampler)
             why = why or f"the loss finds nothing to compare with {self._options()}."
-            raise UserError(f"No parameter got a gradient in the first {step} steps, and nothing is learned: {why}")
+            raise UserError(f"No parameter got a gradient in the first {step} steps, so nothing is learned: {why}")
 
     def _options(self) -> str:
-        """Those of the loss and its miner; where some are NaN or infinite, these."""
+        """Returns the options of the loss and its miner; only those that are NaN or infinite, if there are any."""
         said = {
             option: value
             for name in ("loss", "miner")

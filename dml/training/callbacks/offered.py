@@ -1,4 +1,4 @@
-"""What `conf/callbacks` offers beside Lightning's own callbacks."""
+"""Callbacks that `conf/callbacks` offers in addition to Lightning's own."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from dml.methods.base import Method
 
 
 class EqualAveraging(WeightAveraging):
-    """Evaluates the mean of the weights that the last part of a training came by (SWA, Izmailov et al., UAI 2018).
+    """Evaluates the mean of the weights over the last part of a training (SWA, Izmailov et al., UAI 2018).
 
-    Up to there the weights themselves are evaluated. Statistics of batch norm are averaged too.
+    Before that part the weights themselves are evaluated. Statistics of batch norm are averaged too.
 
     Args:
-        total_steps: of the training.
+        total_steps: steps of the training.
         start: share of the steps after which averaging begins.
         every: steps between two weights that are averaged.
     """
@@ -34,12 +34,12 @@ class EqualAveraging(WeightAveraging):
     ) -> None:
         if trainer.global_step - 1 <= self.first:
             assert self._average_model is not None
-            self._average_model.n_averaged.zero_()  # nothing yet: these weights are the mean
+            self._average_model.n_averaged.zero_()  # averaging has not begun: the weights are their own mean
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
 
 class GradientNorm(Callback):
-    """Logs the 2-norm of the gradient of each parameter group and of all, before it is clipped, with the loss terms."""
+    """Logs, with the loss terms, the 2-norm of the gradient of each parameter group and of all, before clipping."""
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer) -> None:
         assert isinstance(module, Method)

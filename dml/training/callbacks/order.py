@@ -1,4 +1,4 @@
-"""The order of the callbacks, by which a run that was killed anywhere goes on exactly."""
+"""The order of the callbacks, which lets a run that was killed anywhere be continued exactly."""
 
 from omegaconf import DictConfig
 from pytorch_lightning.callbacks import Callback
@@ -17,14 +17,14 @@ from dml.training.callbacks.users import users_callbacks
 
 
 def callbacks_of(config: DictConfig, folder: RunFolder, parts: Parts) -> list[Callback]:
-    """Those of a run, in their order.
+    """Makes the callbacks of a run, in their order.
 
-    Lightning's own were passed over: its validation loop runs before the callbacks of a step, so that ModelCheckpoint
-    and EarlyStopping know neither the step's own evaluation nor what a method does after it, and a run that is killed
-    between them would not be the same one when it is resumed.
+    Lightning's own callbacks are not used: its validation loop runs before the callbacks of a step. ModelCheckpoint and
+    EarlyStopping would know neither the step's own evaluation nor what a method does after it, and a run killed between
+    them would be another one when it is resumed.
 
     Raises:
-        UserError: a patience without validation classes; a callback of the user's that a run cannot do with.
+        UserError: patience is set without validation classes, or a callback of the user cannot be used in a run.
     """
     course = Course(config, parts.protocol.interval(parts.data.sampler.steps_per_epoch))
     timing = Timing()

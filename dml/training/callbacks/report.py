@@ -1,4 +1,4 @@
-"""What a run leaves at its end."""
+"""Writes the results of a run at its end."""
 
 import copy
 from typing import Any
@@ -29,12 +29,14 @@ from dml.training.callbacks.steps import Timing
 from dml.training.callbacks.users import evaluated_weights
 from dml.training.loggers import log_artifacts, log_outcome, log_plots, log_tables
 
-IMAGES = 4  # of the test, in the method's own pictures
+IMAGES = 4  # test images in the method's own pictures
 
 
 class Report(Callback):
-    """At the last step `metrics.json`, the scores of the queries and, unless `report=false`, pictures and
-    `report.html`: of the last checkpoint, or of the best one where the protocol says so."""
+    """Writes `metrics.json` and the scores of the queries at the last step; with `report=true` also `report.html`.
+
+    They are of the last checkpoint, or of the best one if the protocol says so.
+    """
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class Report(Callback):
     ) -> None:
         self.course, self.evaluation, self.best, self.timing = course, evaluation, best, timing
         self.folder, self.parts = folder, parts
-        self.tables: dict[str, Table] | None = None  # of the page; None: nothing was reported yet
+        self.tables: dict[str, Table] | None = None  # tables of the page; None: nothing was reported yet
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -62,13 +64,13 @@ class Report(Callback):
                 self._test_the_best(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Behind the last checkpoint."""
+        """Sends the artifacts, after the last checkpoint."""
         assert isinstance(self.course.config, dict)
         if self.tables is not None and self.course.config["logger"].get("artifacts"):
             log_artifacts(trainer.loggers, self.folder.path, self.tables)
 
     def _test_the_best(self, trainer: pl.Trainer) -> None:
-        """Tests and reports the checkpoint that was the best, and leaves the method as it was."""
+        """Tests and reports the best checkpoint, and leaves the method unchanged."""
         method, older = trainer.lightning_module, self.best.step < self.course.last_step
         metrics, embedded = self.evaluation.score(trainer, "test")
         last = renamed(metrics, "last")
@@ -76,7 +78,7 @@ class Report(Callback):
             weights = copy.deepcopy(method.state_dict())
             method.load_state_dict(load_checkpoint(self.best.file)["state_dict"])
             metrics, embedded = self.evaluation.score(trainer, "test")
-        # Where the course of test metrics is monitored, its last point is that of the last checkpoint.
+        # If the test is monitored, the last point of its curve stays that of the last checkpoint.
         chosen = renamed(metrics, "chosen")
         self.evaluation.publish(trainer, chosen if self.best.monitor == "test" else metrics | last)
         self._write(trainer, metrics | last, embedded)
@@ -106,7 +108,7 @@ class Report(Callback):
         self.folder.write_metrics(metrics)
 
     def _metrics(self, trainer: pl.Trainer, scores: dict[str, float]) -> dict[str, float]:
-        """The content of `metrics.json`."""
+        """Returns the content of `metrics.json`."""
         steps, monitor, seconds = self.course.last_step, self.best.monitor, self.timing.seconds
         return (
             scores
@@ -122,7 +124,7 @@ class Report(Callback):
 
 
 def plots_of(trainer: pl.Trainer, data: DataModule, log: list[dict[str, Any]]) -> list[Plot]:
-    """The method's own plots, of its weights as they are now."""
+    """Draws the method's own plots, with its current weights."""
     method = trainer.lightning_module
     assert isinstance(method, Method)
     rows = np.random.default_rng(0).choice(data.query_rows, min(IMAGES, len(data.query_rows)), replace=False)
@@ -137,5 +139,5 @@ def plots_of(trainer: pl.Trainer, data: DataModule, log: list[dict[str, Any]]) -
 
 
 def renamed(metrics: dict[str, float], prefix: str, of: EvaluatedPart = "test") -> dict[str, float]:
-    """`test/recall@1` -> `<prefix>/recall@1`; the learners' are left out."""
+    """Renames metrics, `test/recall@1` to `<prefix>/recall@1`, and leaves out those of the learners."""
     return {f"{prefix}/{name.removeprefix(f'{of}/')}": v for name, v in metrics.items() if name.startswith(f"{of}/")}

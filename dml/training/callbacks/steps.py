@@ -1,4 +1,4 @@
-"""What happens at every step: its seed, its time, what it logs, what the method does."""
+"""Callbacks for every step: its seed, its time, its log, and the method's own work after it."""
 
 import time
 from collections.abc import Iterator
@@ -16,14 +16,16 @@ from dml.training.callbacks.course import Course
 
 
 def log_metrics(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
-    """To all loggers, at this step."""
+    """Sends metrics to all loggers, for the current step."""
     for logger in trainer.loggers:
         logger.log_metrics(metrics, step=trainer.global_step)
 
 
 class StepSeed(Callback):
-    """Miners and dropout draw from the global generators: a step's draws depend on the seed and the step alone, so that
-    a resumed run needs no generator state."""
+    """Seeds the global generators, from which miners and dropout draw, at each step by the seed and the step.
+
+    A resumed run therefore needs no generator state.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -34,7 +36,7 @@ class StepSeed(Callback):
 
 
 class Timing(Callback):
-    """Seconds of training: steps, their data, and what the method does after them, but no evaluation and no report."""
+    """Counts the seconds of training: steps, their data, and the method's work after them; no evaluation, no report."""
 
     def __init__(self) -> None:
         self.seconds = self.of_step_ends = 0.0
@@ -55,7 +57,7 @@ class Timing(Callback):
         self.count()
 
     def count(self) -> float:
-        """Adds the time since the last count, or the last pause. Returns it."""
+        """Adds the time since the last count or pause, and returns it."""
         now = time.perf_counter()
         passed, self._since = now - self._since, now
         self.seconds += passed
@@ -71,15 +73,18 @@ class Timing(Callback):
 
 
 class TrainingLog(Callback):
-    """Loss terms and the rates that a step was taken with, every so many steps; of a run with fewer steps the first and
-    the last one. Raises NonFiniteLoss where a term became NaN or infinite since."""
+    """Logs loss terms and the learning rates of a step, every so many steps.
+
+    In a run with fewer steps it logs the first and the last one. Raises NonFiniteLoss if a term has become NaN or
+    infinite.
+    """
 
     def __init__(self, every: int, course: Course) -> None:
         self.every, self.course = every, course
         self.rates: dict[str, float] = {}
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer) -> None:
-        self.rates = rates(optimizer)  # the schedule's next ones are there before the step ends
+        self.rates = rates(optimizer)  # before the schedule sets those of the next step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -93,7 +98,10 @@ class TrainingLog(Callback):
 
 
 class MethodStep(Callback):
-    """What the method does after a step's evaluation: training time too, and in the step's checkpoint."""
+    """Runs the method's `on_step_end` after a step's evaluation; it counts as training time.
+
+    Its changes are in the step's checkpoint.
+    """
 
     def __init__(self, course: Course, timing: Timing) -> None:
         self.course, self.timing = course, timing
