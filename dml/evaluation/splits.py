@@ -103,5 +103,5 @@ class _Overlaps:
     def _tell(self, where: str, rows: np.ndarray, remedy: str, of: str = "") -> None:
         raise UserError(
             f"the image {self.records.paths[rows[0]]} of dataset {self.records.name}{of} is {where} "
-            f"(there are {len(rows)} such images): {remedy}."
+            f"({len(rows)} such in all): {remedy}."
         )

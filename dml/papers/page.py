@@ -120,7 +120,7 @@ def markdown(experiment: Experiment) -> str:
         tables.append("".join(f"- {sentence}\n" for sentence in said))
     if experiment.tuned:
         tuned = [
-            {"": one.row, "found": " ".join(one.chosen), "best": number(one.best), "trials": str(len(one.trials))}
+            {"": one.row, "found": " ".join(one.chosen), "best": f"{one.best:.4f}", "trials": str(len(one.trials))}
             for one in experiment.tuned
         ]
         text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)

@@ -134,8 +134,8 @@ def test_evaluation_reads_its_images_where_training_leaves_no_room(
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("memory", r"dataset\.cache=memory needs [\d.]+ MB for the images of folder, and 0\.100 MB of memory are free"),
-        ("device", r"dataset\.cache=device needs [\d.]+ MB for the 24 training images, and 0\.100 MB of memory are"),
+        ("memory", r"dataset\.cache=memory needs [\d.]+ MB for the images of folder, but 0\.100 MB of memory are free"),
+        ("device", r"dataset\.cache=device needs [\d.]+ MB for the 24 training images, but 0\.100 MB of memory are"),
     ],
 )
 def test_too_little_memory_is_told_before_anything_is_written(
@@ -156,7 +156,7 @@ def test_too_little_memory_is_told_before_anything_is_written(
 def test_a_gpu_is_named() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 10**9, 8 * 10**9))
-        with pytest.raises(UserError, match=r"needs 4\.00 GB for these, and 3\.00 GB on cuda:1 are free: set"):
+        with pytest.raises(UserError, match=r"needs 4\.00 GB for these, but 3\.00 GB on cuda:1 are free: set"):
             check_room("these", 4 * 10**9, torch.device("cuda:1"), "device", "disk")
         check_room("these", 3 * 10**9, torch.device("cuda:1"), "device", "disk")
 

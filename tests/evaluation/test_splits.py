@@ -41,9 +41,9 @@ TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
     [
         (
             Split(TRAIN, QUERY, rows(8, 9, 4)),
-            r"images/4\.png of dataset some is a query and in the gallery too \(1 such\)",
+            r"images/4\.png of dataset some is a query and in the gallery too \(1 such in all\)",
         ),
-        (Split(TRAIN, QUERY, QUERY), r"a query and in the gallery too \(4 such\): a query would find itself"),
+        (Split(TRAIN, QUERY, QUERY), r"a query and in the gallery too \(4 such in all\): a query would find itself"),
         (
             Split(rows(0, 1, 4), rows(5, 6), None),
             r"images/5\.png .*, of the class 'c', is among both training and queries",
@@ -51,12 +51,12 @@ TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
         (Split(rows(0, 1, 10), rows(4, 5), rows(8, 9, 11)), r"of the class 'd', is among both training and gallery"),
         (
             Split(TRAIN, rows(0, 5), None),
-            r"images/0\.png .* is among both training and queries \(1 such\): give each image",
+            r"images/0\.png .* is among both training and queries \(1 such in all\): give each image",
         ),
         (Split(rows(0, 1), QUERY, None, rows(2, 3, 4)), "images/4.png .* is among both validation and queries"),
         (Split(rows(0, 1), rows(4, 6), None, rows(2, 5)), "of the class 'c', is among both validation and queries"),
         (Split(rows(0, 1, 2), QUERY, None, rows(3)), "of the class 'b', is among both training and validation"),
-        (Split(rows(0, 1, 1), QUERY, None), r"images/1\.png of dataset some is twice as training \(1 such\)"),
+        (Split(rows(0, 1, 1), QUERY, None), r"images/1\.png of dataset some is twice as training \(1 such in all\)"),
         (Split(TRAIN, rows(4, 4, 6), None), "is twice as queries"),
         (Split(TRAIN, QUERY, rows(8, 8)), "is twice as gallery"),
         (Split(rows(), QUERY, None), "has no images as training"),
@@ -76,7 +76,7 @@ def test_one_file_is_one_image(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to("a")
     linked = [f"{tmp_path}/{'b' if i >= 8 else 'a'}/{i % 8}.png" for i in range(12)]
-    with pytest.raises(UserError, match=r"b/0\.png .* is among both training and gallery \(4 such\)"):
+    with pytest.raises(UserError, match=r"b/0\.png .* is among both training and gallery \(4 such in all\)"):
         Split(TRAIN, QUERY, GALLERY).check(records(linked))
 
 
