@@ -86,10 +86,11 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
             "compared_with: one",
             "the row 'one' has a pattern, and nothing that it is compared with",
         ),
+        ("[method.M=2]", "[method.M=2], without: [R@9]", "the row 'two' has an unknown key, part or column 'R@9'"),
         ("compared_with: four\n", "", "the row 'one' has a pattern, and nothing that it is compared with"),
     ],
 )
-def test_patterns_that_say_nothing(folder: Path, old: str, new: str, said: str) -> None:
+def test_rows_that_say_nothing(folder: Path, old: str, new: str, said: str) -> None:
     file = folder / "us" / "little.yaml"
     file.write_text(LITTLE.replace(old, new))
     with pytest.raises(UserError, match=r"little\.yaml cannot be read as an experiment: ") as refused:

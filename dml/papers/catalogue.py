@@ -125,11 +125,25 @@ def _part(name: str, said: dict[str, Any]) -> Section:
 
 
 def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
-    known = {"name", "overrides", "search", "command", "smoke", "published", "pattern", "parts", "x", "line", "note"}
+    known = {
+        "name",
+        "overrides",
+        "search",
+        "command",
+        "smoke",
+        "published",
+        "pattern",
+        "without",
+        "parts",
+        "x",
+        "line",
+        "note",
+    }
     published = said.get("published") or {}
     wrong = [
         *(said.keys() - known),
         *(part for part in (*published, *said.get("parts", ())) if part not in parts),
+        *(title for title in said.get("without", ()) if not any(title in part.columns for part in parts.values())),
         *(title for part, of in published.items() if part in parts for title in of if title not in parts[part].columns),
     ]
     if wrong:
@@ -142,6 +156,7 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
         said.get("smoke", []),
         published,
         said.get("pattern", {}),
+        said.get("without", []),
         said.get("parts", list(parts)),
         said.get("x"),
         str(said.get("line", "")),

@@ -137,6 +137,7 @@ class Row:
         published: the paper's figures, by part and column.
         pattern: by metric, `above` or `below`: where the paper has this row, seen from the row that all are compared
             with.
+        without: titles of columns that it cannot have, such as the cosine between learners of a single one.
         parts: those that it is trained for.
         x, line: its position and its line in a figure over numbers.
     """
@@ -148,6 +149,7 @@ class Row:
     smoke: list[str]
     published: dict[str, dict[str, float]]
     pattern: dict[str, str]
+    without: list[str]
     parts: list[str]
     x: float | None
     line: str
