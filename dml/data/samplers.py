@@ -41,7 +41,7 @@ class Sampler:
 
     def epoch(self, epoch: int) -> Iterator[np.ndarray]:
         """Yields the `steps_per_epoch` global batches of an epoch, positions `[B]` int64."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has to define epoch()")
 
     def within(self, images: np.ndarray) -> Self:
         """Returns a sampler with the same rule that draws from some of the images only, however few.

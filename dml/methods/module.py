@@ -44,11 +44,11 @@ class TrainedModule(Optimized):
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeds images `[B,3,H,W]` in [0,1]: learners `[B,L,d]`, each row of unit norm."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has to define embed()")
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """Computes the terms of the objective; each rank is given its part of the batch."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has to define compute_terms()")
 
     def groups(self) -> Mapping[str, slice]:
         """Returns name -> learners that are also evaluated together."""

@@ -54,7 +54,7 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
         `experiment: row, part` -> what went wrong, for those that failed.
 
     Raises:
-        UserError: there is no such row, or an option of a search has neither range nor choice.
+        UserError: there is no such row, or a row's grid has more or fewer combinations than every row is given.
     """
     wanted: dict[tuple[str, ...], Shown] = {}
     places: dict[tuple[str, ...], list[str]] = {}

@@ -7,10 +7,10 @@ ABOVE, BELOW = "above", "below"
 
 
 def verdicts(experiment: Experiment) -> list[str]:
-    """A sentence for each comparison that was measured and that a paper says the direction of.
+    """Returns a sentence for each measured comparison whose direction a paper prints.
 
-    The verdict goes by the 95 % interval of the difference over test classes: it shows where the whole interval lies on
-    the paper's side of zero, is the other way round where it lies on the other side, and is open otherwise.
+    The verdict goes by the 95 % interval of the difference over test classes. The pattern shows if the whole interval
+    lies on the paper's side of zero, is the other way round if it lies on the other side, and is open otherwise.
     """
     return [
         _sentence(one, expected)
@@ -20,7 +20,7 @@ def verdicts(experiment: Experiment) -> list[str]:
 
 
 def verdict(found: Compared, expected: str) -> str:
-    """ "shows", "is the other way round" or "is open".
+    """Returns "shows", "is the other way round" or "is open".
 
     Args:
         expected: `above` or `below`: where the paper has the row, seen from the one that it is compared with.
@@ -32,7 +32,7 @@ def verdict(found: Compared, expected: str) -> str:
 
 
 def interval(found: Compared) -> str:
-    """A difference in points, with its interval."""
+    """Writes a difference in points, with its interval."""
     return f"{100 * found.estimate:+.2f} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
 
 

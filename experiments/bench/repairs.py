@@ -1,7 +1,7 @@
 """What each repair of a method's start buys: a training with it, and one without it.
 
     python experiments/bench/repairs.py --row DIABLO --out runs/repairs method=diablo
-    python experiments/bench/repairs.py --row "DIABLO, pooled start" --without start --out runs/other method=diablo
+    python experiments/bench/repairs.py --row "DIABLO, start not scaled" --without start --out runs/other method=diablo
 
 The repairs, and what was there before:
 
@@ -43,7 +43,7 @@ SHOWN = ("recall@1", "map@r")
 
 @contextmanager
 def unscaled() -> Iterator[None]:
-    """Stages behind an attention stay as the weights have them."""
+    """Leaves stages behind an attention as the weights have them."""
     with ExitStack() as stack:
         for method in ("abe", "deml", "diablo"):
             stack.enter_context(patch(f"dml.methods.{method}.enlarge_input"))
@@ -52,7 +52,7 @@ def unscaled() -> Iterator[None]:
 
 @contextmanager
 def normal_entries() -> Iterator[None]:
-    """Entries of a dictionary are normal numbers."""
+    """Draws the entries of dictionaries from the normal distribution."""
     made = Dictionary.__init__
 
     def init(self: Dictionary, *given: Any) -> None:
@@ -67,7 +67,7 @@ REPAIRS: dict[str, Callable[[], AbstractContextManager[None]]] = {"start": unsca
 
 
 def measured(without: list[str], options: list[str], out: Path) -> dict[str, float]:
-    """Trains with some repairs taken back."""
+    """Trains with some repairs taken back. Returns figure -> value of one row; raises UserError as `run` does."""
     overrides = [*COMMON, *options, f"paths.output_dir={out / 'run'}"]
     with ExitStack() as stack:
         for name in without:
