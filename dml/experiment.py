@@ -30,6 +30,7 @@ def arguments() -> Arguments:
     add("table", "print what was measured as Markdown tables", "+")
     for one in (run, smoke):
         one.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these rows, of one experiment")
+    run.add_argument("--parts", nargs="+", default=[], metavar="PART", help="only these parts, of one experiment")
     for one in (run, record):
         what = "options to change in every row, such as a shorter training"
         one.add_argument("--set", dest="changes", nargs="+", default=[], metavar="OPTION=VALUE", help=what)

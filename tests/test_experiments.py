@@ -263,6 +263,12 @@ def test_a_part_has_seeds_of_its_own(little: Experiment) -> None:
     assert {one.seed for one in experiment.trainings(seeds=[3])} == {3}
 
 
+def test_parts_are_chosen_by_name() -> None:
+    experiment = read_experiment("comparison/cars196")
+    chosen = experiment.trainings(["baseline", "GSP"], parts=["MLRC"])
+    assert [(one.row, one.part, one.seed) for one in chosen] == [("baseline", "MLRC", 0), ("GSP", "MLRC", 0)]
+
+
 def test_sizes_are_no_repetition(little: Experiment) -> None:
     (size,) = sizes_of(little)
     trained = [replace(size, seed=seed) for seed in (0, 1)]
@@ -322,6 +328,9 @@ def test_a_step_of_a_row(little: Experiment) -> None:
         (["list", "qqqq/x"], "there is no experiment 'qqqq/x' (python -m dml.experiment list shows all)."),
         (["run", "abe/table1", "--rows", "ABE-8"], "has no row 'ABE-8': did you mean ABE-8^512"),
         (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
+        (["run", "abe/table4", "--parts", "CUBS"], "has no part 'CUBS': did you mean CUB"),
+        (["run", "abe", "--parts", "CUB"], "--parts is for one experiment"),
+        (["run", "comparison/cars196", "--rows", "pytorch-metric-learning", "--parts", "MLRC"], "have no training in"),
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is not possible: use --seeds instead"),
         (["record", "abe/table2", "--set", "paths.data_dir=x"], "=x is not possible: use --out, or DML_DATA and"),

@@ -48,6 +48,7 @@ def show(names: Sequence[str]) -> None:
 def run(
     names: Sequence[str],
     rows: Sequence[str] = (),
+    parts: Sequence[str] = (),
     seeds: Sequence[int] = (),
     changes: Sequence[str] = (),
     out: Path = EXPERIMENTS,
@@ -59,7 +60,7 @@ def run(
     """Starts the trainings that are not finished yet, and first prints about how long they will take.
 
     Args:
-        rows: names of the rows to train, of one experiment; empty: all.
+        rows, parts: names of those to train, of one experiment; empty: all.
         seeds: used in place of the experiment's; empty: the experiment's.
         changes: Hydra overrides that are added to those of every row.
         out: the folder of the trainings.
@@ -70,8 +71,8 @@ def run(
         record: whether all finished trainings are recorded at the end.
 
     Raises:
-        UserError: a name or row does not exist, a seed, change or number of jobs is not allowed, or nothing can be
-            trained here.
+        UserError: a name, row or part does not exist, a seed, change or number of jobs is not allowed, or nothing can
+            be trained here.
         SystemExit: with 1, if a training failed.
         Interrupted: a signal stopped a training.
     """
@@ -81,15 +82,15 @@ def run(
     check_value("--jobs", jobs, Few)
     if jobs > 1 and launcher != "basic":
         raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
-    experiments = _find(names, rows)
+    experiments = _find(names, rows, parts)
     if dry_run:
         found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
-        trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
+        trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes, parts)]
         for command in (*found, *_commands(trainings, out, launcher, jobs)):
             print(shlex.join(["python", *_as_typed(command[1:])]))
         return
     experiments = [_tune(one, rows, changes, out, jobs) for one in experiments]
-    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes)]
+    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes, parts)]
     failed = _train(_possible(trainings), out, launcher, jobs)
     if record:
         for experiment in experiments:
@@ -147,11 +148,12 @@ def table(names: Sequence[str]) -> None:
     print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in measured))
 
 
-def _find(names: Sequence[str], rows: Sequence[str]) -> list[Experiment]:
-    """Raises UserError for an unknown name, and for rows if there are several experiments."""
+def _find(names: Sequence[str], rows: Sequence[str], parts: Sequence[str] = ()) -> list[Experiment]:
+    """Raises UserError for an unknown name, and for rows or parts if there are several experiments."""
     experiments = find(names)
-    if rows and len(experiments) != 1:
-        raise UserError("--rows is for one experiment: name that one alone, as in abe/table1.")
+    for option, chosen in (("--rows", rows), ("--parts", parts)):
+        if chosen and len(experiments) != 1:
+            raise UserError(f"{option} is for one experiment: name that one alone, as in abe/table1.")
     return experiments
 
 
@@ -193,6 +195,8 @@ def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], o
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:
     """Returns the trainings whose data is there, and prints what the others lack. UserError if none is left."""
+    if not trainings:
+        raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
     missing = lacking([one for one in trainings if not one.script])
     for sentence, (first, *more) in missing.items():
         others = f" and {len(more)} more" if more else ""

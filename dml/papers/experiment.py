@@ -295,7 +295,11 @@ class Experiment:
         return next((one.chosen for one in self.tuned if (one.row, one.key) == (row.name, search.key)), None)
 
     def trainings(
-        self, rows: Sequence[str] = (), seeds: Sequence[int] = (), changes: Sequence[str] = ()
+        self,
+        rows: Sequence[str] = (),
+        seeds: Sequence[int] = (),
+        changes: Sequence[str] = (),
+        parts: Sequence[str] = (),
     ) -> list[Training]:
         """Returns the trainings that rows need.
 
@@ -306,18 +310,22 @@ class Experiment:
             rows: names; empty: all rows.
             seeds: empty: those of the part, else of the experiment.
             changes: overrides beside those of each row.
+            parts: names; empty: all parts.
 
         Raises:
-            UserError: there is no such row; the message has similar ones.
+            UserError: there is no such row or part; the message has similar ones.
         """
-        for name in rows:
-            if name not in self.rows:
-                raise UserError(f"{self.name} has no row '{name}'{near(name, self.rows)}")
+        for what, wanted, there in (("row", rows, self.rows), ("part", parts, self.parts)):
+            for name in wanted:
+                if name not in there:
+                    raise UserError(f"{self.name} has no {what} '{name}'{near(name, there)}")
         result = []
         for row in self.rows.values():
             if rows and row.name not in rows:
                 continue
             for part in row.parts:
+                if parts and part not in parts:
+                    continue
                 if row.overrides is not None:
                     settings = (*self.of_row(row, part), *changes, *(self.chosen(row, changes) or []))
                     of = seeds or self.parts[part].seeds or self.seeds
