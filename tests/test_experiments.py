@@ -178,7 +178,7 @@ def test_sizes_of_abe_are_the_printed_ones() -> None:
 
 
 def test_the_readme_has_the_recorded_comparison() -> None:
-    conventional = markdown(read_experiment("comparison/cars")).split("\n\n")[1]
+    conventional = markdown(read_experiment("comparison/cars196")).split("\n\n")[1]
     assert conventional.startswith("|")
     assert conventional in (FOLDER.parent / "README.md").read_text()
 

@@ -129,8 +129,8 @@ def markdown(experiment: Experiment) -> str:
 
 
 def measured(cell: Cell) -> str:
-    """Writes mean ± standard deviation; empty if nothing was measured."""
-    return number(cell.mean) + ("" if cell.std is None else f" ± {number(cell.std)}")
+    """Writes mean ± standard deviation, the mean alone if all seeds agree, as for parameters; empty if not measured."""
+    return number(cell.mean) + (f" ± {number(cell.std)}" if cell.std else "")
 
 
 def _digits(value: float) -> int:
