@@ -130,6 +130,15 @@ def test_commands_of_a_dry_run(little: Experiment, capsys: pytest.CaptureFixture
     assert ["hydra/sweeper=optuna" in line for line in printed] == [True, True, False, False]
 
 
+@pytest.mark.usefixtures("little")
+def test_a_wrong_part_is_told_before_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr("dml.papers.actions.searches", lambda *given: begun.append(given) or [])
+    with pytest.raises(UserError, match="has no part 'glyph': did you mean glyphs"):
+        actions.run(["us"], parts=["glyph"], out=tmp_path)
+    assert not begun
+
+
 @pytest.mark.slow
 def test_a_step_of_searches_and_trainings(little: Experiment) -> None:
     assert not check_rows([little], [], processes=1)

@@ -83,6 +83,8 @@ def run(
     if jobs > 1 and launcher != "basic":
         raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
     experiments = _find(names, rows, parts)
+    if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
+        raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
     if dry_run:
         found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
         trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes, parts)]
@@ -195,8 +197,6 @@ def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], o
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:
     """Returns the trainings whose data is there, and prints what the others lack. UserError if none is left."""
-    if not trainings:
-        raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
     missing = lacking([one for one in trainings if not one.script])
     for sentence, (first, *more) in missing.items():
         others = f" and {len(more)} more" if more else ""
