@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from dml.configuration.composition import composed
 from dml.configuration.options import check
 from dml.methods.base import Method, Output
 from dml.training.build import build_method
+from tests.runs import untrained_run
 
 # Small enough for seconds, large enough that every part has something to do.
 TINY = [
@@ -80,12 +82,37 @@ def method_of(configure: Callable[..., DictConfig]) -> Callable[..., Method]:
     return method_of
 
 
+@pytest.fixture
+def run(configure: Callable[..., DictConfig], method_of: Callable[..., Method], tmp_path: Path) -> Path:
+    """An untrained ABE-2 of 24 dimensions."""
+    two = ("method=abe", "method.M=2")
+    return untrained_run(configure, tmp_path / "trained", method_of(*two), *two)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Real images; the test is skipped where `DML_DATA` names none."""
     if "DML_DATA" not in os.environ:
         pytest.skip("DML_DATA names no folder of real images")
     return Path(os.environ["DML_DATA"])
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """`call("search", *options)`: the exit code of a command, and what it said."""
+
+    def call(name: str, *options: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", [name, *map(str, options)])
+        monkeypatch.setenv("COLUMNS", "200")
+        code = 0
+        try:
+            importlib.import_module(f"dml.{name}").main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+        said = capsys.readouterr()
+        return code, said.out if code == 0 else said.err
+
+    return call
 
 
 @pytest.fixture

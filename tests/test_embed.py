@@ -21,19 +21,13 @@ from dml.inference.vectors import Vectors, read_vectors, write_vectors
 from dml.methods.base import Method
 from dml.training.build import build
 from tests.conftest import TINY
-from tests.runs import photographs, save_run, untrained_run
+from tests.runs import photographs, save_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Configure = Callable[..., DictConfig]
 MethodOf = Callable[..., Method]
 TWO = ("method=abe", "method.M=2")
-
-
-@pytest.fixture
-def run(configure: Configure, method_of: MethodOf, tmp_path: Path) -> Path:
-    """An untrained ABE-2 of 24 dimensions."""
-    return untrained_run(configure, tmp_path / "trained", method_of(*TWO), *TWO)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *options: str | Path) -> int:

@@ -15,8 +15,6 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-import dml.embed
-import dml.search
 from dml.bench.ranks import of_ranks
 from dml.errors import UserError
 from dml.inference import galleries, indexes
@@ -24,38 +22,13 @@ from dml.inference.embedding import Trained, embed_images
 from dml.inference.galleries import Draft, held_alone, read_gallery
 from dml.inference.indexes import build, exact, tune
 from dml.inference.streaming import write_gallery
-from dml.methods.base import Method
-from tests.runs import photographs, untrained_run
+from tests.runs import photographs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Configure = Callable[..., DictConfig]
 Call = Callable[..., tuple[int, str]]
 TWO = ("method=abe", "method.M=2")
-
-
-@pytest.fixture
-def run(configure: Configure, method_of: Callable[..., Method], tmp_path: Path) -> Path:
-    """An untrained ABE-2 of 24 dimensions."""
-    return untrained_run(configure, tmp_path / "trained", method_of(*TWO), *TWO)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`call("embed" or "search", *options)`: exit code, and what was said."""
-
-    def call(name: str, *options: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", [name, *map(str, options)])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            {"embed": dml.embed, "search": dml.search}[name].main()
-        except SystemExit as left:
-            code = int(left.code or 0)
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err
-
-    return call
 
 
 def names(folder: Path) -> list[str]:

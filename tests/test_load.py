@@ -1,12 +1,10 @@
 """A run, or what was exported of it, as an object: the same bits either way."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig
 from PIL import Image
 
 import dml
@@ -14,18 +12,11 @@ from dml.errors import UserError
 from dml.inference.embedding import Trained, embed_images
 from dml.inference.export import export
 from dml.inference.search import search
-from dml.methods.base import Method
-from tests.runs import photographs, untrained_run
+from tests.runs import photographs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TWO = ("method=abe", "method.M=2")
-
-
-@pytest.fixture
-def run(configure: Callable[..., DictConfig], method_of: Callable[..., Method], tmp_path: Path) -> Path:
-    """An untrained ABE-2 of 24 dimensions."""
-    return untrained_run(configure, tmp_path / "trained", method_of(*TWO), *TWO)
 
 
 def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:

@@ -15,38 +15,12 @@ from omegaconf import DictConfig
 
 from dml.inference.embedding import embed_images
 from dml.methods.base import Method
-from dml.search import main
 from tests.runs import photographs, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Configure = Callable[..., DictConfig]
 MethodOf = Callable[..., Method]
-
-
-@pytest.fixture
-def run(configure: Configure, method_of: MethodOf, tmp_path: Path) -> Path:
-    """An untrained ABE-2 of 24 dimensions."""
-    two = ("method=abe", "method.M=2")
-    return untrained_run(configure, tmp_path / "trained", method_of(*two), *two)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """`call(*options)`: exit code, and what was said."""
-
-    def call(*options: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["search", *map(str, options)])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            main()
-        except SystemExit as left:
-            code = int(left.code or 0)
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err
-
-    return call
 
 
 Call = Callable[..., tuple[int, str]]
@@ -63,7 +37,7 @@ def test_search(run: Path, tmp_path: Path, call: Call) -> None:
     files[12].parent.rename(tmp_path / "queries")
     queries = [tmp_path / "queries" / file.name for file in queries]
     out = tmp_path / "found"
-    code, said = call(run, tmp_path / "photos", *queries, "-k", "5", "-o", out, "--device", "cpu")
+    code, said = call("search", run, tmp_path / "photos", *queries, "-k", "5", "-o", out, "--device", "cpu")
     assert code == 0
     cosines = embed_images(run, queries) @ embed_images(run, gallery).T
     order = np.argsort(-cosines, axis=1)[:, :5]
@@ -80,11 +54,11 @@ def test_search(run: Path, tmp_path: Path, call: Call) -> None:
 
     shutil.rmtree(tmp_path / "photos")
     (out / "results.html").unlink()
-    assert rows(call(run, out, *queries, "-k", "5")[1]) == rows(said)
+    assert rows(call("search", run, out, *queries, "-k", "5")[1]) == rows(said)
     assert (out / "results.html").read_text().count("not readable") == 10
 
     again = tmp_path / "again"
-    assert rows(call(run, out / "vectors.npz", *queries, "-k", "5", "-o", again)[1]) == rows(said)
+    assert rows(call("search", run, out / "vectors.npz", *queries, "-k", "5", "-o", again)[1]) == rows(said)
     assert (again / "index.faiss").read_bytes() == (out / "index.faiss").read_bytes()
 
 
@@ -92,7 +66,7 @@ def test_an_image_finds_itself(run: Path, tmp_path: Path, call: Call) -> None:
     """The names are no markup, and no tags."""
     files = photographs(tmp_path / "photos", classes=1)
     odd = files[1].rename(files[1].parent / "[red]<b>.png")
-    code, said = call(run, tmp_path / "photos", odd, "-k", "1")
+    code, said = call("search", run, tmp_path / "photos", odd, "-k", "1")
     assert code == 0
     assert rows(said) == [(str(odd), 1.0)]
     page = (run / "search" / "results.html").read_text()
@@ -108,7 +82,7 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
     wide = untrained_run(configure, tmp_path / "wide", method_of(*larger), *larger)
     other = untrained_run(configure, tmp_path / "other", method_of("method=baseline"), "method=baseline")
     for made, folder in ((wide, "wide_found"), (other, "other_found")):
-        assert call(made, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / folder)[0] == 0
+        assert call("search", made, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / folder)[0] == 0
     shutil.copytree(tmp_path / "other_found", tmp_path / "damaged")
     (tmp_path / "damaged" / "index.faiss").write_text("no index")
     out = tmp_path / "out"
@@ -130,7 +104,7 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
         (tmp_path / "empty", tmp_path / "photos", files[0]): "has no checkpoint",
         (run, tmp_path / "notes.txt", files[0]): "notes.txt is damaged, or none of a run",
     }.items():
-        code, said = call(*options, *(() if "-k" in options else ("-k", "1")), "-o", out)
+        code, said = call("search", *options, *(() if "-k" in options else ("-k", "1")), "-o", out)
         assert code == 2
         assert said.startswith("dml: ")
         assert sentence in said
@@ -141,13 +115,13 @@ def test_what_was_changed_since_is_noticed(
     run: Path, configure: Configure, method_of: MethodOf, tmp_path: Path, call: Call
 ) -> None:
     files = photographs(tmp_path / "photos", classes=1)
-    assert call(run, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "whole")[0] == 0
+    assert call("search", run, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "whole")[0] == 0
     two = ("method=abe", "method.M=2")
     method = method_of(*two)
     with torch.no_grad():
         next(method.parameters()).add_(0.01)  # of the same width
     other = untrained_run(configure, tmp_path / "other", method, *two)
-    assert call(other, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "others")[0] == 0
+    assert call("search", other, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "others")[0] == 0
 
     def flipped(at: int) -> None:
         content = bytearray((tmp_path / "some" / "index.faiss").read_bytes())
@@ -161,18 +135,18 @@ def test_what_was_changed_since_is_noticed(
     for change in [*changes, *(partial(of_the_other, name) for name in ("index.faiss", "vectors.npz"))]:
         shutil.copytree(tmp_path / "whole", tmp_path / "some")
         change()
-        code, said = call(run, tmp_path / "some", files[0], "-k", "1")
+        code, said = call("search", run, tmp_path / "some", files[0], "-k", "1")
         assert code == 2
         assert "is not the index of" in said or "other weights" in said
         assert said.count("\n") == 1
         shutil.rmtree(tmp_path / "some")
-    code, said = call(other, tmp_path / "whole" / "vectors.npz", files[0], "-k", "1")
+    code, said = call("search", other, tmp_path / "whole" / "vectors.npz", files[0], "-k", "1")
     assert (code, "other weights" in said) == (2, True)
 
 
 def test_without_faiss(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     files = photographs(tmp_path / "photos", classes=1, each=1)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    code, said = call(run, tmp_path / "photos", files[0], "-k", "1")
+    code, said = call("search", run, tmp_path / "photos", files[0], "-k", "1")
     assert code == 2
     assert "dml.search needs faiss, which is not installed: pip install '.[cpu]' or '.[gpu]'" in said

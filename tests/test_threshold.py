@@ -9,8 +9,6 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-import dml.search
-import dml.threshold
 from dml.inference.embedding import embed_images
 from dml.methods.base import Method
 from tests.conftest import TINY
@@ -20,24 +18,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Configure = Callable[..., DictConfig]
 Call = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`call("threshold" or "search", *options)`: exit code, and what was said."""
-
-    def call(name: str, *options: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", [name, *map(str, options)])
-        monkeypatch.setenv("COLUMNS", "200")
-        code = 0
-        try:
-            {"threshold": dml.threshold, "search": dml.search}[name].main()
-        except SystemExit as left:
-            code = int(left.code or 0)
-        said = capsys.readouterr()
-        return code, said.out if code == 0 else said.err
-
-    return call
 
 
 @pytest.fixture
