@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from dml.configuration.composition import composed
 from dml.evaluation.metric import declared
 from dml.files import write_atomically
 from dml.papers.drawing import drawing
@@ -120,12 +121,25 @@ def markdown(experiment: Experiment) -> str:
         tables.append("".join(f"- {sentence}\n" for sentence in said))
     if experiment.tuned:
         tuned = [
-            {"": one.row, "found": " ".join(one.chosen), "best": f"{one.best:.4f}", "trials": str(len(one.trials))}
+            {
+                "": one.row,
+                "found": " ".join(one.chosen),
+                "best": f"{100 * one.best:.2f}",
+                "trials": str(len(one.trials)),
+            }
             for one in experiment.tuned
         ]
         text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)
-        tables.append(f"Tuned on validation classes:\n\n{text}\n")
+        tables.append(f"Tuned by {criterion(experiment)} (%) on validation classes:\n\n{text}\n")
     return "\n".join(tables)
+
+
+def criterion(experiment: Experiment) -> str | None:
+    """Returns the metric that judges the trials of an experiment's searches; None: it has none."""
+    if experiment.tuning is None:
+        return None
+    metric: str = composed(*experiment.overrides, *experiment.tuning.overrides).protocol.criterion
+    return metric
 
 
 def measured(cell: Cell) -> str:
@@ -198,6 +212,7 @@ def _content(one: Experiment, out: Path) -> dict[str, Any]:
         "drawing": drawing(one, out),
         "sources": sources([*one.tuned, *one.measured]),
         "compared": one.compared,
+        "criterion": criterion(one) if one.tuned else None,
         "verdicts": verdicts(one),
         "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
         "measured": len({m.row for m in one.measured}),
