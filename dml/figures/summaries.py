@@ -187,6 +187,7 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
                 colour = GREY if low <= 0 <= high else GREEN if d > 0 else RED
                 below.errorbar(d, at, xerr=[[d - low], [high - d]], fmt="o", markersize=4, capsize=3, color=colour)
         below.axvline(0, color="black", linewidth=0.8)
+        below.set_visible(any(row.difference is not None for row in rows))
         for one in axes:
             one.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
             one.set_ylim(len(rows) - 0.5, -0.5)
