@@ -64,6 +64,11 @@ def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int =
     return _difference(*interval.over_classes(b - a, classes, draws, seed))
 
 
+def over_sums(a: np.ndarray, b: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+    """Does the same as `over_classes`, from the sums of a metric over each class's queries and their number, `[C]`."""
+    return _difference(*interval.over_sums(b - a, sizes, draws, seed))
+
+
 def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
     """Bootstraps the difference by drawing queries one by one, as if they were independent. See `over_classes`."""
     return _difference(*interval.over_images(b - a, draws, seed))

@@ -39,9 +39,13 @@ def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, se
         UserError: all queries are of one class.
     """
     _, number = np.unique(classes, return_inverse=True)
-    if number.max() == 0:
+    return over_sums(np.bincount(number, values), np.bincount(number), draws, seed)
+
+
+def over_sums(sums: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
+    """Does the same as `over_classes`, from the sum of the values of each class and its number of queries, `[C]`."""
+    if len(sums) < 2:
         raise UserError("all queries are of one class: an interval over classes needs at least two.")
-    sums, sizes = np.bincount(number, values), np.bincount(number)
 
     def mean(of: np.ndarray, count: np.ndarray, axis: int = -1) -> np.ndarray:
         return of.sum(axis) / count.sum(axis)

@@ -40,8 +40,10 @@ def comparison(experiment: Experiment) -> Figure | None:
     """Draws the rows of an experiment and their differences from the row that they are compared with.
 
     The metric is the `metric` of the experiment's figure. Measurements with changes are left out. Returns None if no
-    others were made.
+    others were made, or the experiment has another figure or none.
     """
+    if experiment.figure.get("kind") != "comparison":
+        return None
     metric = experiment.figure["metric"]
     compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
     differences = {(one.row, one.part): one for one in compared}

@@ -1,4 +1,7 @@
-"""Records what was measured: experiments/PAPER/NAME.json, beside the YAML file with what was published."""
+"""Records what was measured: experiments/PAPER/NAME.json, beside the YAML file with what was published.
+
+Of experiments that compare their rows, `dml.papers.classes` keeps what each class scored.
+"""
 
 import json
 import shlex
@@ -8,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dml.analysis.comparison import over_classes, paired, runs_of
 from dml.configuration.composition import composed
 from dml.files import alone, atomic_path, write_atomically
 from dml.papers.catalogue import read_experiment
+from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
 from dml.papers.trainings import folder_of
@@ -85,26 +88,6 @@ def sizes_of(experiment: Experiment) -> list[Measurement]:
     return found
 
 
-def compare_rows(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Compared]:
-    """Compares the finished rows with the row `compared_with`, in each part where that is finished too."""
-    folders: dict[tuple[str, str], list[Path]] = {}
-    for training in _with_seeds(experiment, changes, out):
-        folders.setdefault((training.row, training.part), []).extend(runs_of(folder_of(training, out)))
-    found = []
-    for (row, part), mine in folders.items():
-        base = folders.get((experiment.compared_with, part))
-        if base is None or row == experiment.compared_with:
-            continue
-        both = paired(base, mine)
-        for metric, values in both.values.items():
-            d = over_classes(*values, both.classes)
-            figures = (d.estimate, d.low, d.high, d.p)
-            found.append(
-                Compared(row, part, list(changes), metric, experiment.compared_with, *figures, [*both.runs[::-1]])
-            )
-    return found
-
-
 def keep(
     experiment: Experiment,
     found: Sequence[Measurement] = (),
@@ -152,7 +135,10 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
         return
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
-        keep(experiment, compared=compare_rows(experiment, changes, out))
+        recorded = read_experiment(experiment.name)
+        trainings = _with_seeds(experiment, changes, out)
+        keep_classes(recorded, [by_class(one, folder_of(one, out), changes) for one in trainings])
+        keep(recorded, compared=compare_rows(recorded))
         if (picture := comparison(read_experiment(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
             with atomic_path(path) as new:

@@ -1,0 +1,147 @@
+"""What each class scored in the trainings of an experiment: experiments/PAPER/NAME.classes.jsonl, beside the record.
+
+A bootstrap over classes needs no more of a training than the sum over each class's queries. With these at hand, rows
+are compared that were trained on different machines or months apart, and the runs may be gone.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml.analysis.comparison import over_sums, runs_of
+from dml.errors import UserError
+from dml.evaluation.metric import METRICS
+from dml.files import alone, write_atomically
+from dml.papers.experiment import Compared, Experiment, Training
+from dml.runs.scores import Queries, read_queries
+
+DIGITS = 9  # decimals of the sums
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """The metrics of one training by class; queries without a positive are left out.
+
+    Attributes:
+        row, part, key, seed, changes: see `Measurement`.
+        runs: number of runs of the training, one for each fold of MLRC; metrics are means over them.
+        queries: digest of the images that were tested. Only what was tested on the same images is compared.
+        classes: `[C]`, their names.
+        sizes: `[C]`, queries of each class.
+        sums: by name of a metric, `[C]`, the sum over the queries of each class.
+    """
+
+    row: str
+    part: str
+    key: str
+    seed: int
+    changes: list[str]
+    runs: int
+    queries: str
+    classes: list[str]
+    sizes: list[int]
+    sums: dict[str, list[float]]
+
+
+def by_class(training: Training, folder: Path, changes: Sequence[str]) -> ByClass:
+    """Reads what each class scored in a finished training.
+
+    Args:
+        folder: of the training; that of a single run, or with one run below it for each fold.
+        changes: overrides that it was started with, beside those of its row.
+
+    Raises:
+        UserError: queries cannot be read, none has a positive, or the runs were not tested on the same images.
+    """
+    runs = [read_queries(run) for run in runs_of(folder)]
+    digests = {_digest(one) for one in runs}
+    if len(digests) > 1:
+        raise UserError(f"the runs in {folder} were tested on different images: remove those that do not belong there.")
+    valid = runs[0].best_rank > 0
+    if not valid.any():
+        raise UserError(f"no query of {folder} has an image of its class in the gallery: there is nothing to compare.")
+    classes, number, sizes = np.unique(runs[0].classes[valid], return_inverse=True, return_counts=True)
+    sums = {}
+    for name in (one.name for one in METRICS if "compare" in one.tables):
+        found = [of for of in (run.metric(name) for run in runs) if of is not None]
+        if len(found) == len(runs):
+            of_classes = np.bincount(number, np.mean(found, axis=0)[valid])
+            sums[name] = [round(float(one), DIGITS) for one in of_classes]
+    place = (training.row, training.part, training.key, training.seed, list(changes))
+    return ByClass(*place, len(runs), digests.pop(), classes.tolist(), sizes.tolist(), sums)
+
+
+def _digest(queries: Queries) -> str:
+    digest = hashlib.sha256()
+    for paths in (queries.paths, queries.classes, queries.best_rank > 0):
+        digest.update("\n".join(map(str, paths.tolist())).encode())
+    return digest.hexdigest()[:16]
+
+
+def kept(experiment: Experiment) -> list[ByClass]:
+    """Returns what each class scored in the trainings that were recorded and have the same options now.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    current = {(one.row, one.part, one.key, one.seed) for one in experiment.measured}
+    file = _file(experiment)
+    try:
+        found = [ByClass(**json.loads(line)) for line in (file.read_text().splitlines() if file.exists() else [])]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{file} is damaged: take it back from git, or remove it and record again.") from error
+    return [one for one in found if (one.row, one.part, one.key, one.seed) in current]
+
+
+def keep_classes(experiment: Experiment, found: Iterable[ByClass]) -> None:
+    """Adds trainings to those that are kept, in place of those of the same row, part, changes and seed."""
+
+    def place(one: ByClass) -> tuple[Any, ...]:
+        return one.row, one.part, tuple(one.changes), one.seed
+
+    with alone(experiment.record.parent / ".lock"):
+        every = {place(one): one for one in (*kept(experiment), *found)}
+        lines = [json.dumps(asdict(one), ensure_ascii=False) for one in every.values()]
+        write_atomically(_file(experiment), "".join(f"{line}\n" for line in lines))
+
+
+def _file(experiment: Experiment) -> Path:
+    return experiment.record.with_suffix(".classes.jsonl")
+
+
+def compare_rows(experiment: Experiment) -> list[Compared]:
+    """Compares the rows with the row `compared_with`, in each part and setting in which trainings of both are kept.
+
+    Raises:
+        UserError: two rows were not tested on the same images.
+    """
+    sides: dict[tuple[str, str, tuple[str, ...]], list[ByClass]] = {}
+    for one in kept(experiment):
+        sides.setdefault((one.row, one.part, tuple(one.changes)), []).append(one)
+    found = []
+    for (row, part, changes), mine in sides.items():
+        base = sides.get((experiment.compared_with, part, changes))
+        if base is None or row == experiment.compared_with:
+            continue
+        if len({one.queries for one in (*base, *mine)}) > 1:
+            raise UserError(
+                f"{experiment.name}, {part}: '{row}' and '{experiment.compared_with}' were tested on different images, "
+                "so their difference says nothing: train both again."
+            )
+        runs = [sum(one.runs for one in side) for side in (mine, base)]
+        for metric in base[0].sums:
+            if all(metric in one.sums for one in (*base, *mine)):
+                d = over_sums(_mean(base, metric), _mean(mine, metric), np.array(base[0].sizes))
+                figures = (d.estimate, d.low, d.high, d.p)
+                found.append(Compared(row, part, list(changes), metric, experiment.compared_with, *figures, runs))
+    return found
+
+
+def _mean(side: Sequence[ByClass], metric: str) -> np.ndarray:
+    """Returns the sums `[C]` of a side, means over its runs."""
+    return np.average([one.sums[metric] for one in side], axis=0, weights=[one.runs for one in side])

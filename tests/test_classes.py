@@ -1,0 +1,120 @@
+"""What each class scored is kept beside the record, so that rows are compared whose runs are not here any more."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig
+
+from dml.analysis.comparison import over_classes, paired
+from dml.errors import UserError
+from dml.papers.catalogue import read_experiment
+from dml.papers.classes import kept
+from dml.papers.experiment import Experiment
+from dml.papers.records import record_finished
+from dml.papers.trainings import folder_of
+from dml.runs.folder import RunFolder
+
+CLASSES = np.repeat([f"class {i:02}" for i in range(20)], np.arange(20) + 3)  # of different sizes
+
+Train = Callable[..., list[Path]]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Two rows that are compared."""
+    (tmp_path / "experiments" / "us").mkdir(parents=True)
+    (tmp_path / "experiments" / "us" / "table1.yaml").write_text(
+        """
+title: Little
+source: nobody
+overrides: [dataset=glyphs, backbone=small]
+seeds: [0, 1]
+compared_with: base
+parts:
+  glyphs: {columns: {R@1: {metric: test/recall@1, scale: 100}}}
+rows:
+  - {name: base, overrides: [method=baseline]}
+  - {name: mine, overrides: [method=abe]}
+"""
+    )
+    monkeypatch.setattr("dml.papers.catalogue.FOLDER", tmp_path / "experiments")
+    return read_experiment("us/table1")
+
+
+@pytest.fixture
+def train(two: Experiment, configure: Callable[..., DictConfig]) -> Train:
+    """`train(row, out)`: writes what trainings of a row leave, two seeds with random queries. Returns their folders."""
+
+    def train(row: str, out: Path, **changes: np.ndarray) -> list[Path]:
+        folders = []
+        for training in two.trainings([row]):
+            run = RunFolder(folder_of(training, out))
+            run.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+            draw = np.random.default_rng([training.seed, len(row), row == "mine"])
+            ranks = draw.integers(1, 4, len(CLASSES))
+            ranks[:3] = 0  # the first class has no positive
+            arrays = {
+                "paths": np.array([f"{i}.jpg" for i in range(len(CLASSES))]),
+                "classes": CLASSES,
+                "best_rank": ranks,
+                "map@r": draw.random(len(CLASSES)) ** (2 if row == "base" else 1),
+            }
+            np.savez(run.path / "queries.npz", **arrays | changes)
+            run.write_metrics({"test/recall@1": float((ranks == 1).mean()), "test/map@r": 0.5, "run/seconds": 1.0})
+            folders.append(run.path)
+        return folders
+
+    return train
+
+
+def test_a_row_is_compared_with_one_that_was_trained_elsewhere(two: Experiment, train: Train, tmp_path: Path) -> None:
+    base, mine = train("base", tmp_path / "here"), train("mine", tmp_path / "there")
+    both = paired(base, mine)
+    record_finished(two, [], tmp_path / "here")
+    assert read_experiment("us/table1").compared == []
+    shutil.rmtree(tmp_path / "here")
+    record_finished(two, [], tmp_path / "there")
+    again = read_experiment("us/table1")
+    assert {one.metric for one in again.compared} == {"recall@1", "map@r"}
+    for one in again.compared:
+        expected = over_classes(*both.values[one.metric], both.classes)
+        found = (one.estimate, one.low, one.high, one.p)
+        assert found == pytest.approx((expected.estimate, expected.low, expected.high, expected.p), abs=1e-7)
+        assert (one.row, one.against, one.runs) == ("mine", "base", [2, 2])
+    assert [(one.row, one.seed, len(one.classes)) for one in kept(again)] == [
+        ("base", 0, 19),
+        ("base", 1, 19),
+        ("mine", 0, 19),
+        ("mine", 1, 19),
+    ]
+
+
+def test_a_training_is_kept_once_and_as_long_as_its_row_is_the_same(
+    two: Experiment, train: Train, tmp_path: Path
+) -> None:
+    for folder in ("a", "b"):
+        train("base", tmp_path / folder)
+        record_finished(two, [], tmp_path / folder)
+    assert len(kept(read_experiment("us/table1"))) == 2
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
+    assert kept(read_experiment("us/table1")) == []
+
+
+def test_other_images_are_not_compared(two: Experiment, train: Train, tmp_path: Path) -> None:
+    train("base", tmp_path / "out")
+    train("mine", tmp_path / "out", paths=np.array([f"other {i}.jpg" for i in range(len(CLASSES))]))
+    with pytest.raises(UserError, match="'mine' and 'base' were tested on different images"):
+        record_finished(two, [], tmp_path / "out")
+
+
+def test_a_damaged_file(two: Experiment, train: Train, tmp_path: Path) -> None:
+    train("base", tmp_path / "out")
+    record_finished(two, [], tmp_path / "out")
+    file = tmp_path / "experiments" / "us" / "table1.classes.jsonl"
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(UserError, match=r"table1\.classes\.jsonl is damaged"):
+        kept(read_experiment("us/table1"))
