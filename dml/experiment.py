@@ -50,6 +50,7 @@ def arguments() -> Arguments:
     run.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="trainings at the same time (default: %(default)s)"
     )
+    run.add_argument("--missing", action="store_true", help="leave out what is recorded already, here or elsewhere")
     either = run.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     either.add_argument("--record", action="store_true", help="record it afterwards")

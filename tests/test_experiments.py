@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.configuration.composition import CONF, composed
 from dml.errors import UserError
 from dml.experiment import main
+from dml.papers.actions import run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement
@@ -267,6 +268,17 @@ def test_parts_are_chosen_by_name() -> None:
     experiment = read_experiment("comparison/cars196")
     chosen = experiment.trainings(["baseline", "GSP"], parts=["MLRC"])
     assert [(one.row, one.part, one.seed) for one in chosen] == [("baseline", "MLRC", 0), ("GSP", "MLRC", 0)]
+
+
+def test_missing_leaves_out_what_is_recorded(little: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = little.trainings()
+    keep(little, [Measurement("mine", "glyphs", first.key, 0, [], {"test/recall@1": 0.5}, "python", "c", "d", "h")])
+    run(["us/table1"], dry_run=True, missing=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "'seed=choice(1)'" in line
+    keep(little, [Measurement("mine", "glyphs", second.key, 1, [], {"test/recall@1": 0.5}, "python", "c", "d", "h")])
+    run(["us/table1"], missing=True)
+    assert capsys.readouterr().out == "All of this is recorded already.\n"
 
 
 def test_sizes_are_no_repetition(little: Experiment) -> None:

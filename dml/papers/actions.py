@@ -56,6 +56,7 @@ def run(
     jobs: int = 1,
     dry_run: bool = False,
     record: bool = False,
+    missing: bool = False,
 ) -> None:
     """Starts the trainings that are not finished yet, and first prints about how long they will take.
 
@@ -69,6 +70,7 @@ def run(
             its folder.
         dry_run: whether the commands are printed and nothing is started.
         record: whether all finished trainings are recorded at the end.
+        missing: whether trainings that are recorded already are left out, though they are not in `out`.
 
     Raises:
         UserError: a name, row or part does not exist, a seed, change or number of jobs is not allowed, or nothing can
@@ -85,15 +87,21 @@ def run(
     experiments = _find(names, rows, parts)
     if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
         raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
+
+    def wanted() -> list[Training]:
+        every = [(one, training) for one in experiments for training in one.trainings(rows, seeds, changes, parts)]
+        return [training for one, training in every if not (missing and one.has(training))]
+
     if dry_run:
         found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
-        trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes, parts)]
-        for command in (*found, *_commands(trainings, out, launcher, jobs)):
+        for command in (*found, *_commands(wanted(), out, launcher, jobs)):
             print(shlex.join(["python", *_as_typed(command[1:])]))
         return
     experiments = [_tune(one, rows, changes, out, jobs) for one in experiments]
-    trainings = [t for one in experiments for t in one.trainings(rows, seeds, changes, parts)]
-    failed = _train(_possible(trainings), out, launcher, jobs)
+    if missing and not wanted():
+        print("All of this is recorded already.")
+        return
+    failed = _train(_possible(wanted()), out, launcher, jobs)
     if record:
         for experiment in experiments:
             record_finished(experiment, changes, out)

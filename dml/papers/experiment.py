@@ -266,6 +266,11 @@ class Experiment:
     compared: list[Compared] = field(default_factory=list)
     tuned: list[Tuned] = field(default_factory=list)
 
+    def has(self, training: Training) -> bool:
+        """Says whether a training is recorded."""
+        wanted = (training.row, training.part, training.key, training.seed)
+        return any((one.row, one.part, one.key, one.seed) == wanted for one in self.measured)
+
     def of_row(self, row: Row, part: str) -> tuple[str, ...]:
         """Returns all overrides of a row in a part, without the seed."""
         return (*self.overrides, *self.parts[part].overrides, *(row.overrides or []))
