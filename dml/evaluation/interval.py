@@ -43,7 +43,11 @@ def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, se
 
 
 def over_sums(sums: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
-    """Does the same as `over_classes`, from the sum of the values of each class and its number of queries, `[C]`."""
+    """Does the same as `over_classes`, from the sum of the values of each class and its number of queries, `[C]`.
+
+    Raises:
+        UserError: there is one class only.
+    """
     if len(sums) < 2:
         raise UserError("all queries are of one class: an interval over classes needs at least two.")
 
