@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ from dml.papers.experiment import Experiment
 from dml.runs.scores import write_scores
 
 COMPARISON, ROW = "comparison/cars196", "baseline"
-NAMES = {"torch": "pytorch-metric-learning", "xavier": "pytorch-metric-learning, start as here"}
+NAME = "pytorch-metric-learning"
 WEIGHTS = "mobilenet_v2_features_imagenet.pth"
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 SIDES = (256, 224)  # shorter side after resizing, and side of the crop, for a size of 224
@@ -55,7 +56,7 @@ SIDES = (256, 224)  # shorter side after resizing, and side of the crop, for a s
 class Images(Dataset[tuple[Tensor, int]]):
     """Images of rows of the records, resized once to `[3,H,W]` uint8; crops are random in training, else central."""
 
-    def __init__(self, records: Records, rows: np.ndarray, size: int, training: bool) -> None:
+    def __init__(self, records: Records, rows: np.ndarray, size: int, *, training: bool) -> None:
         before = v2.Compose([v2.Resize(round(size * SIDES[0] / SIDES[1])), v2.PILToTensor()])
         self.images = [before(records.image(int(row))) for row in tqdm(rows, "reading images", leave=False)]
         self.labels = records.labels[rows].tolist()
@@ -69,17 +70,21 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.transform(self.images[at]), self.labels[at]
 
 
+def images(records: Records, size: int) -> tuple[Images, Images]:
+    """Returns the training images and the test images."""
+    train = Images(records, records.train_rows, size, training=True)
+    return train, Images(records, records.query_rows, size, training=False)
+
+
 class Network(nn.Module):
     """MobileNetV2, average pooling and a linear layer. Batch norm keeps its pre-trained statistics.
 
     Args:
         dim: width of the embedding.
         weights: file of torchvision's weights, or None.
-        start: of the layer: `torch`, uniform up to 1/sqrt(1280), the default; or `xavier`, as in `dml.models.heads`,
-            2.3 times as large, and no bias.
     """
 
-    def __init__(self, dim: int, weights: Path | None, start: str) -> None:
+    def __init__(self, dim: int, weights: Path | None) -> None:
         super().__init__()
         net = torchvision.models.mobilenet_v2(weights=None)
         if weights is not None:
@@ -88,9 +93,6 @@ class Network(nn.Module):
             assert all(name.startswith("classifier") for name in absent)
         self.trunk = nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(net.last_channel, dim)
-        if start == "xavier":
-            nn.init.xavier_uniform_(self.head.weight)
-            nn.init.zeros_(self.head.bias)
         self.to(memory_format=torch.channels_last)
 
     def train(self, mode: bool = True) -> "Network":
@@ -113,8 +115,8 @@ def settings(experiment: Experiment, lr: float | None, head_factor: float | None
     return config, config.lr if lr is None else lr, factor
 
 
-def trained(network: Network, images: Images, config: DictConfig, lr: float, factor: float, steps: int) -> float:
-    """Trains the network for so many steps. Returns the seconds that they took."""
+def stepper(network: Network, config: DictConfig, lr: float, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that takes one training step on pixels and labels, and returns the loss before it."""
     groups = [
         {"params": network.trunk.parameters(), "lr": lr},
         {"params": network.head.parameters(), "lr": lr * factor},
@@ -123,15 +125,27 @@ def trained(network: Network, images: Images, config: DictConfig, lr: float, fac
     said = config.loss.loss
     loss = MultiSimilarityLoss(alpha=said.alpha, beta=said.beta, base=said.base)
     miner = MultiSimilarityMiner(epsilon=config.miner.epsilon)
+
+    def step(pixels: Tensor, labels: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        embeddings = network(pixels)
+        value: Tensor = loss(embeddings, labels, miner(embeddings, labels))
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
+def trained(network: Network, images: Images, config: DictConfig, lr: float, factor: float, steps: int) -> float:
+    """Trains the network for so many steps. Returns the seconds that they took."""
     batch = config.sampler.batch_size
     sampler = MPerClassSampler(images.labels, config.sampler.m, batch, length_before_new_iter=steps * batch)
+    step = stepper(network, config, lr, factor)
     start = time.perf_counter()
     network.train()
     for pixels, labels in tqdm(DataLoader(images, batch, sampler=sampler), "training", steps):
-        optimizer.zero_grad()
-        embeddings = network(pixels)
-        loss(embeddings, labels, miner(embeddings, labels)).backward()
-        optimizer.step()
+        step(pixels, labels)
     return time.perf_counter() - start
 
 
@@ -158,10 +172,8 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
         raise UserError(
             f"there is no file {weights}: put torchvision's weights of MobileNetV2 there, or give --weights none."
         )
-    network = Network(config.head.dim, weights, options.head_start)
-    train, test = (
-        Images(records, rows, size, rows is records.train_rows) for rows in (records.train_rows, records.query_rows)
-    )
+    network = Network(config.head.dim, weights)
+    train, test = images(records, size)
     untrained = embedded(network, test)
     seconds = trained(network, train, config, lr, factor, options.steps or config.trainer.max_steps)
     vectors, labels = embedded(network, test), torch.tensor(test.labels)
@@ -197,7 +209,6 @@ def main() -> None:
         "--lr", type=float, help="learning rate; default: what the baseline's search found, else the comparison's"
     )
     parser.add_argument("--head-lr-factor", type=float, help="the head's learning rate over --lr; same default")
-    parser.add_argument("--head-start", choices=("torch", "xavier"), default="torch", help="how the layer starts")
     parser.add_argument("--steps", type=int, help="default: the comparison's")
     parser.add_argument("--batch", type=int, help="default: the comparison's")
     parser.add_argument("--size", type=int, help="of images, in pixels; default: the comparison's")
@@ -211,8 +222,7 @@ def main() -> None:
         stop(str(mistake))
     except OSError as error:
         stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
-    name = NAMES[options.head_start]
-    write_atomically(options.out / "metrics.json", json.dumps({name: figures}, indent=1) + "\n")
+    write_atomically(options.out / "metrics.json", json.dumps({NAME: figures}, indent=1) + "\n")
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))
 
 
