@@ -70,7 +70,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.transform(self.images[at]), self.labels[at]
 
 
-def images(records: Records, size: int) -> tuple[Images, Images]:
+def opened(records: Records, size: int) -> tuple[Images, Images]:
     """Returns the training images and the test images."""
     train = Images(records, records.train_rows, size, training=True)
     return train, Images(records, records.query_rows, size, training=False)
@@ -173,7 +173,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
             f"there is no file {weights}: put torchvision's weights of MobileNetV2 there, or give --weights none."
         )
     network = Network(config.head.dim, weights)
-    train, test = images(records, size)
+    train, test = opened(records, size)
     untrained = embedded(network, test)
     seconds = trained(network, train, config, lr, factor, options.steps or config.trainer.max_steps)
     vectors, labels = embedded(network, test), torch.tensor(test.labels)

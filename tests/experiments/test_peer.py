@@ -29,7 +29,7 @@ def test_training_images_are_random_and_test_images_are_not(peer: ModuleType, tm
     cars196(tmp_path)
     config, _, _ = peer.settings(read_experiment(peer.COMPARISON), None, None)
     config.dataset.update(root=str(tmp_path), strict=False)
-    train, test = peer.images(open_dataset(config), 28)
+    train, test = peer.opened(open_dataset(config), 28)
 
     def differ(images: torch.utils.data.Dataset) -> bool:
         return any(not torch.equal(images[0][0], images[0][0]) for _ in range(20))
