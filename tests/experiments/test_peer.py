@@ -47,7 +47,7 @@ def test_the_same_batches_train_the_same_network(peer: ModuleType) -> None:
     parts = build(config)
     ours, theirs = (
         parts.method.train(),
-        peer.Network(config.head.dim, Path(config.backbone.weights_dir) / peer.WEIGHTS).train(),
+        peer.Network(config.head.dim, Path(config.backbone.weights_dir) / peer.WEIGHTS, "torch").train(),
     )
     theirs.head.load_state_dict(ours.head.projection.state_dict())
     optimizer, step = ours.optimizer_alone(), peer.stepper(theirs, config, lr, factor)
