@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 from dml.analysis.comparison import compare
 from dml.configuration.identity import flat
 from dml.reporting.summary import _point, _swept, write_summary
+from dml.runs import provenance
 from dml.runs.about import settings
 from dml.runs.collecting import BELOW, groups, leaves, mean_and_std
 from dml.runs.differences import ABSENT, differences, heading
@@ -188,3 +190,28 @@ def test_compare_says_what_differs(
     assert said.count("below the untrained network") == 2
     content = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert content["differs"]["method.M"] == ["4", ABSENT]
+
+
+def test_records_do_not_make_the_code_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure would else be recorded as measured on changed code because another figure was recorded before it."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        return subprocess.run(["git", "-C", tmp_path, *who, *words], capture_output=True, text=True, check=True).stdout
+
+    names = ("table.json", "table.classes.jsonl", "table.png", "table.yaml")
+    folder = tmp_path / "experiments" / "paper"
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text("one")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "one")
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "dml" / "runs" / "provenance.py"))
+    clean = git("rev-parse", "--short", "HEAD").strip()
+    found = {}
+    for name in names:
+        (folder / name).write_text("two")
+        found[name] = provenance.commit()
+        git("checkout", ".")
+    assert found == dict.fromkeys(names, clean) | {"table.yaml": f"{clean}-dirty"}

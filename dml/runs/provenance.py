@@ -16,7 +16,7 @@ from dml.files import write_atomically
 FILE = "provenance.json"
 
 # Files that measurements write. Changes in them do not make the code dirty.
-RESULTS = (":!experiments/*.json", ":!experiments/*.png")
+RESULTS = (":!experiments/*.json", ":!experiments/*.jsonl", ":!experiments/*.png")
 
 
 def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[str, Any] | None = None) -> None:

@@ -181,6 +181,20 @@ def test_what_papers_train_with(options: list[str], optimizer: str, rate: float,
     assert made.get("betas") == ([0.9, 0.99] if options == ["experiment=gsp_cub"] else None)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "loss"),
+    [
+        ("method=deml", "MultiSimilarity"),  # its paper's loss is too slow from scratch
+        *((f"experiment=deml_{data}", "BinomialDeviance") for data in ("cub", "cars", "sop", "inshop")),
+    ],
+)
+def test_deml_trains_with_its_papers_loss_where_its_paper_is_asked_for(chosen: str, loss: str) -> None:
+    found = composed(chosen)
+    assert found.method._target_ == "dml.methods.deml.DeML"
+    assert found.loss.loss._target_ == f"dml.losses.pairwise.{loss}"
+    assert found.loss.loss.get("gamma") == (35 if loss == "BinomialDeviance" else None)
+
+
 def test_an_unknown_choice_is_told() -> None:
     with pytest.raises(MissingConfigException) as caught:
         composed("scheduler=cosin")
