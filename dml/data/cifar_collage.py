@@ -6,6 +6,7 @@ validates) and the last two for the test; this holds for backgrounds too. The la
 images are of classes that were never seen in training.
 """
 
+import hashlib
 from typing import Literal
 
 import numpy as np
@@ -52,6 +53,12 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
             sheet[y * SIDE : (y + 1) * SIDE, x * SIDE : (x + 1) * SIDE] = part
         return Image.fromarray(sheet)
 
+    def source() -> str:
+        said = hashlib.sha256(kind.encode())
+        for part in (cifar.images, targets, others, place):
+            said.update(np.ascontiguousarray(part))
+        return said.hexdigest()
+
     def distilled(row: int) -> Image.Image:
         return Image.fromarray(cifar.images[targets[row]])
 
@@ -66,6 +73,7 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
         roles=roles,
         class_names=[f"{name}/train" for name in names] + [f"{name}/test" for name in names],
         open_image=collage if kind == "collage" else distilled,
+        source=source,
     )
 
 

@@ -100,13 +100,13 @@ def build_store(
         settings: text that identifies all that the features depend on: transform, network, precision.
         blank: computes the features of one image, `[1,T,C]`; their shape is that of all.
         batches: computes the features of all places from a given one on: k copies of the first row, of the second, ...
-        cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings and of every file's path, size and
-            time.
+        cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings and of `records.stamps`.
 
     Raises:
-        UserError: the images are no files, one of them cannot be read, or the folder cannot be written.
+        UserError: the images are no files and have no `source`, one of them cannot be read, or the folder cannot be
+            written.
     """
-    if (records.paths.files.sizes[rows] == NO_FILE).any():
+    if records.source is None and (records.paths.files.sizes[rows] == NO_FILE).any():
         raise UserError(
             f"The images of dataset {records.name} do not lie in files of their own, so a cache cannot tell whether "
             "they changed: set dataset.cache=none."

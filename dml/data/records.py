@@ -46,6 +46,8 @@ class Records:
         cameras: `[N]` int64, which camera took each image; None: the data set does not say.
         boxes: `[N,4]` float64, the part that `open_image` cuts out of each file, from a user's CSV file; a row of NaN
             means the whole image; None: there are no boxes.
+        source: returns a text that changes when pictures change that do not lie in files of their own; None: the
+            pictures are files, or nothing tells.
 
     Raises:
         UserError: there are no images, a class has no images or is both in training and in evaluation, or there are
@@ -61,6 +63,7 @@ class Records:
     unreadable: Unreadable = "stop"
     cameras: np.ndarray | None = None
     boxes: np.ndarray | None = None
+    source: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
         assert self.labels.shape == self.roles.shape == (len(self.paths),)
@@ -132,13 +135,17 @@ class Records:
             unreadable=self.unreadable,
             cameras=None if self.cameras is None else self.cameras[rows],
             boxes=None if self.boxes is None else self.boxes[rows],
+            source=self.source,
         )
 
     def stamps(self, rows: np.ndarray) -> Iterator[str]:
         """Yields path, size, time and box of each file of these rows `[n]`, by which a changed picture is noticed.
 
-        Rows without a file are skipped.
+        With a `source`, it yields each row's name and the source's text. Rows without a file are skipped otherwise.
         """
+        if self.source is not None:
+            said = self.source()
+            return (f"{self.paths[int(row)]}\0{said}" for row in rows)
         if self.boxes is None:
             return self.paths.stamps(rows)
         rows = rows[self.paths.files.sizes[rows] != NO_FILE]

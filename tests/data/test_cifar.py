@@ -3,14 +3,18 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import DictConfig
 
 from dml.data.cifar import cifar100
 from dml.data.cifar_collage import BACKGROUNDS, cifar_collage
 from dml.errors import UserError
+from tests.conftest import TINY
+from tests.data.test_features import STILL, stored
 
 FINE = [f"class_{i:02}" for i in range(100)]
 COARSE = [*BACKGROUNDS, *(f"target_{i:02}" for i in range(16))]
@@ -120,6 +124,28 @@ def test_the_seed_decides(binary: Path) -> None:
     rows = range(0, len(same), 11)
     assert all(np.array_equal(same.image(row), again.image(row)) for row in rows)
     assert not all(np.array_equal(same.image(row), other.image(row)) for row in rows)
+
+
+def test_its_features_are_kept_until_a_picture_changes(
+    binary: Path, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    tiny = [option for option in TINY if not option.startswith("dataset")]
+    options = ["dataset=cifar_collage", f"dataset.root={binary}", "backbone=small", "backbone.train=none", *tiny]
+
+    def kept() -> set[Path]:
+        parts, data = stored(configure(*options, *STILL))
+        features = next(iter(data.train_dataloader()))["image"]
+        assert features.shape[0] == 16
+        assert parts.data.records.source is not None
+        return set((tmp_path / "cache").glob("features-*"))
+
+    first = kept()
+    assert len(first) == 1
+    assert kept() == first
+    content = bytearray((binary / "train.bin").read_bytes())
+    content[-1] ^= 1
+    (binary / "train.bin").write_bytes(content)
+    assert len(kept() - first) == 1
 
 
 def test_the_names_of_old_numpy(python: Path) -> None:
