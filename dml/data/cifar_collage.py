@@ -56,7 +56,7 @@ def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", 
     def source() -> str:
         said = hashlib.sha256(kind.encode())
         for part in (cifar.images, targets, others, place):
-            said.update(np.ascontiguousarray(part))
+            said.update(np.ascontiguousarray(part).data)
         return said.hexdigest()
 
     def distilled(row: int) -> Image.Image:
