@@ -86,18 +86,27 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().err == "dml: wandb-workspaces is not installed: pip install '.[dashboard]'.\n"
 
 
-def sweep_file(path: Path, *overrides: str) -> dict[str, Any]:
-    done = dashboard("--project", "p", "--sweep-file", str(path), *overrides)
-    assert done.returncode == 0, done.stderr
-    content: dict[str, Any] = yaml.safe_load(path.read_text())
-    return content
+@pytest.fixture
+def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """`sweep_file("lr=1,2")`: the content of the file that the command writes."""
+
+    def sweep_file(*overrides: str) -> dict[str, Any]:
+        path = tmp_path / "sweep.yaml"
+        monkeypatch.setattr("sys.argv", ["dashboard", "--project", "p", "--sweep-file", str(path), *overrides])
+        main()
+        content: dict[str, Any] = yaml.safe_load(path.read_text())
+        return content
+
+    return sweep_file
 
 
-def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(
+    tmp_path: Path, sweep_file: Callable[..., dict[str, Any]]
+) -> None:
     """The command is put together by W&B's own functions, as its agent does it, and run without W&B's service."""
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-    made = sweep_file(tmp_path / "sweep.yaml", *TINY, "trainer.max_steps=2", "head.dim=8,16", "seed=range(0,3)")
+    made = sweep_file(*TINY, "trainer.max_steps=2", "head.dim=8,16", "seed=range(0,3)")
     assert made["method"] == "grid"
     assert made["metric"] == {"name": "test/recall@1", "goal": "maximize"}
     assert made["parameters"] == {"head.dim": {"values": [8, 16]}, "seed": {"values": [0, 1, 2]}}
@@ -117,18 +126,18 @@ def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(tmp_path: Path, monke
     assert len(list((run / "wandb").glob("offline-run-*-r1"))) == 1
 
 
-def test_a_search_of_hydra_s_is_one_of_wandb_s(tmp_path: Path) -> None:
+def test_a_search_of_hydra_s_is_one_of_wandb_s(sweep_file: Callable[..., dict[str, Any]]) -> None:
     ranges = ["lr=tag(log,interval(1e-5,1e-3))", "method.M=int(interval(1,8))"]
     search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=30", "protocol.select=val_classes"]
-    made = sweep_file(tmp_path / "sweep.yaml", "method=abe", *ranges, *search, "protocol.criterion=map@r")
+    made = sweep_file("method=abe", *ranges, *search, "protocol.criterion=map@r")
     assert (made["method"], made["run_cap"]) == ("bayes", 30)
     assert made["metric"]["name"] == "best_on_validation/map@r"
     assert made["parameters"]["lr"] == {"distribution": "log_uniform_values", "min": 1e-5, "max": 1e-3}
     assert made["parameters"]["method.M"] == {"distribution": "int_uniform", "min": 1, "max": 8}
     assert not any("hydra" in word for word in made["command"])
-    overlay = sweep_file(tmp_path / "sweep.yaml", "sweep=K", "seed=0,1")
+    overlay = sweep_file("sweep=K", "seed=0,1")
     assert overlay["parameters"] == {"seed": {"values": [0, 1]}, "method.K": {"values": [1, 2, 4, 8]}}
-    assert sweep_file(tmp_path / "sweep.yaml", "sweep=K", "method.K=1,2")["parameters"]["method.K"]["values"] == [1, 2]
+    assert sweep_file("sweep=K", "method.K=1,2")["parameters"]["method.K"]["values"] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def _shared_figures() -> tuple[dict[str, dict[str, Any]], torch.Tensor]:
     return _figures(shared=True), gather_rows(torch.tensor([torch.distributed.get_rank()]))
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
     on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
 ) -> None:
