@@ -10,8 +10,8 @@ The repairs, and what was there before:
 - dictionary: entries of unit norm that start nearly alike (`dml.models.attention.Dictionary`); before, normal numbers.
 
 A weight of a side loss that is carried over from a paper's loss needs no script: method.balance=false.
-The setting is the comparison's on Cars196 at 64 pixels, in batches of 32, for 3,000 steps, with figures of the test every
-500.
+The setting is the comparison's on Cars196 at 64 pixels, in batches of 32, for 3,000 steps, with figures of the test
+every 500.
 `metrics.json` has a row, with the figures of each evaluation by its number, `curve/1/recall@1`; 0 is the untrained
 network.
 """

@@ -1,0 +1,101 @@
+"""CPU seconds of a training step and of a batch that is embedded, where freed memory is kept and where it is returned.
+
+    python experiments/bench/freed_memory.py                      # MobileNetV2 at 96 pixels, minutes on one core
+    python experiments/bench/freed_memory.py --methods abe deml
+
+glibc takes blocks above 32 MiB from the system and returns them when they are freed; `dml.process.keep_freed_memory`,
+which every training on a CPU calls, makes it keep them. The bound of what that can save is the time in the system: the
+pages of each activation are cleared anew, 4 KiB a fault. It costs memory where freed blocks do not fit what comes next.
+
+Both are measured in fresh processes that take turns, by their CPU time, of which the system's is also shown; ratios are
+medians of the ratios within a round. The peak is the process's.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+
+import torch
+from attention import method_of, step_of
+from tabulate import tabulate
+
+from dml.bench.timing import ratio
+from dml.process import keep_freed_memory
+
+STEPS = 5
+
+
+def taken() -> tuple[float, float]:
+    """Returns the CPU seconds of this process until now: all, and those in the system."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_stime
+
+
+def child(given: argparse.Namespace, method: str, how: str) -> None:
+    """Prints CPU seconds of a step and of a batch that is embedded, those in the system, and the peak in MiB."""
+    if how == "kept":
+        keep_freed_memory()
+    options = [f"image_size={given.size}", "head.dim=128", "backbone.batch_norm=running", "loss=multi_similarity"]
+    made = method_of(f"backbone={given.backbone}", f"method={method}", *options)
+    images, labels = torch.rand(given.batch, 3, given.size, given.size), torch.arange(given.batch) // 4
+    step = step_of(made, images, labels, "32")
+
+    def embed() -> None:
+        with torch.inference_mode():
+            made.embed(images)
+
+    found = []
+    for job in (step, embed):
+        job()
+        before = taken()
+        for _ in range(STEPS):
+            job()
+        found += [(after - start) / STEPS for after, start in zip(taken(), before, strict=True)]
+    print(*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def rounds(given: argparse.Namespace, method: str) -> list[list[str]]:
+    """Measures both in turns. Returns the lines of the table."""
+    found: dict[str, list[list[float]]] = {"returned": [], "kept": []}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    for _ in range(given.rounds):
+        for how, lines in found.items():
+            asked = [sys.executable, *sys.argv, "--child", method, how]
+            done = subprocess.run(asked, check=True, capture_output=True, text=True, env=clean)
+            lines.append([float(figure) for figure in done.stdout.split()])
+    columns = {how: list(zip(*lines, strict=True)) for how, lines in found.items()}
+    jobs = zip(("step", "embedding", "peak, MiB"), (0, 2, 4), strict=True)
+    return [
+        [
+            f"{method}, {name}",
+            *(f"{statistics.median(columns[how][i]):.3g}" for how in found),
+            "" if i == 4 else f"{statistics.median(columns['returned'][i + 1]):.2g}",
+            f"{ratio(columns['kept'][i], columns['returned'][i]):.2f}",
+        ]
+        for name, i in jobs
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="mobilenet_v2")
+    parser.add_argument("--methods", nargs="+", default=["baseline", "abe", "deml"])
+    parser.add_argument("--size", type=int, default=96, help="of images, in pixels")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given, *given.child)
+        return
+    lines = [line for method in given.methods for line in rounds(given, method)]
+    titles = ("", "returned, CPU s", "kept, CPU s", "of those returned, in the system", "kept / returned")
+    print(f"{given.backbone} at {given.size}, batch {given.batch}, {torch.get_num_threads()} threads\n")
+    print(tabulate(lines, headers=titles, tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
