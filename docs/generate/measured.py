@@ -1,15 +1,12 @@
-"""Measured figures as Markdown: experiments, older figures without records, and the output of scripts."""
+"""Measured figures as Markdown: experiments, and the output of scripts."""
 
 import contextlib
 import io
-import json
 import re
 import runpy
 import sys
 from pathlib import Path
 from unittest.mock import patch
-
-from tabulate import tabulate
 
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.page import section
@@ -60,16 +57,6 @@ def experiments(names: str) -> str:
     return "\n\n".join(parts)
 
 
-def earlier(name: str) -> str:
-    """Returns tables of experiments/earlier.json. Their commands and commits were not kept."""
-    kept = json.loads((FOLDER / "earlier.json").read_text())
-    parts = []
-    for one in kept["tables"][name]:
-        table = tabulate(one["rows"], one["columns"], tablefmt="github", disable_numparse=True)
-        parts += [f"**{one['title']}.** {one['about']}", table]
-    return "\n\n".join([*parts, f"/// details | When these were measured\n{kept['about']}\n///"])
-
-
 def output(script: str) -> str:
     """Runs a script that needs no training, and returns what it prints."""
     said = io.StringIO()
@@ -78,7 +65,7 @@ def output(script: str) -> str:
     return said.getvalue()
 
 
-ASKED = {"experiments": experiments, "earlier": earlier, "output": output}
+ASKED = {"experiments": experiments, "output": output}
 
 
 def filled(text: str) -> str:
