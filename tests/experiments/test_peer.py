@@ -39,11 +39,12 @@ def test_training_images_are_random_and_test_images_are_not(peer: ModuleType, tm
 
 
 @pytest.mark.data
-def test_the_same_batches_train_the_same_network(peer: ModuleType) -> None:
+def test_the_same_batches_train_the_same_network(peer: ModuleType, data_dir: Path) -> None:
     """From the same weights and on the same batches, the losses of the first steps agree with the baseline's."""
     config, lr, factor = peer.settings(read_experiment(peer.COMPARISON), None, None)
     config.sampler.batch_size = 16
     config.dataset.cache = "none"
+    config.paths.data_dir = str(data_dir)
     parts = build(config)
     ours, theirs = (
         parts.method.train(),
