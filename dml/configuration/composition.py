@@ -17,6 +17,12 @@ def composed(*overrides: str) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
+def output_dir(folder: Path) -> str:
+    """Returns the override that names the folder of a run. It is quoted: Hydra's grammar accepts few characters bare."""
+    quoted = str(folder).replace("'", "\\'")
+    return f"paths.output_dir='{quoted}'"
+
+
 # These options say how and where a run is executed, not what it computes: they may change when it is resumed.
 EXECUTION = (
     "paths.",

@@ -12,6 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from dml.configuration.composition import output_dir
 from dml.errors import Interrupted
 from dml.process import STOPPING, started_from_here
 
@@ -74,5 +75,4 @@ def job(
 
 def typed(overrides: list[str], folder: Path) -> list[str]:
     """Returns the words of the command that starts a run in a folder."""
-    quoted = str(folder).replace("'", "\\'")  # Hydra's grammar accepts few characters without quotes
-    return [sys.executable, "-m", "dml.run", *overrides, f"paths.output_dir='{quoted}'"]
+    return [sys.executable, "-m", "dml.run", *overrides, output_dir(folder)]

@@ -113,14 +113,16 @@ def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tup
 
 def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dict[str, set[str]]:
     """Runs a script. Returns the names of the figures that it gives for each row."""
-    with tempfile.TemporaryDirectory(dir=folder) as out:
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        out = Path(made) / "seed=0"  # as `experiment run` names it: scripts have to quote the "=" for Hydra
+        out.mkdir()
         path, *given = (option.replace("{seed}", "0") for option in options)
         places = [option.replace("{data}", str(folder / "data")) for option in shorter]
-        command = [sys.executable, str(FOLDER.parent / path), *given, *places, "--out", out]
+        command = [sys.executable, str(FOLDER.parent / path), *given, *places, "--out", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{path} ended with {done.returncode}: {done.stderr[-300:]}")
-        return {row: set(metrics) for row, metrics in json.loads((Path(out) / "metrics.json").read_text()).items()}
+        return {row: set(metrics) for row, metrics in json.loads((out / "metrics.json").read_text()).items()}
 
 
 def _over(experiment: Experiment, part: str) -> set[str]:

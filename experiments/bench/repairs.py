@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from torch import nn
 
-from dml.configuration.composition import composed
+from dml.configuration.composition import composed, output_dir
 from dml.errors import UserError, stop
 from dml.files import write_atomically
 from dml.models.attention import Dictionary
@@ -70,7 +70,7 @@ REPAIRS: dict[str, Callable[[], AbstractContextManager[None]]] = {"start": unsca
 
 def measured(without: list[str], options: list[str], out: Path) -> dict[str, float]:
     """Trains with some repairs taken back. Returns figure -> value of one row; raises UserError as `run` does."""
-    overrides = [*COMMON, *options, f"paths.output_dir={out / 'run'}"]
+    overrides = [*COMMON, *options, output_dir(out / "run")]
     with ExitStack() as stack:
         for name in without:
             stack.enter_context(REPAIRS[name]())
