@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -34,6 +35,9 @@ from dml.training.trainer import trainer_of
 
 # Prefixes of options that fit one backbone alone, and are dropped with it.
 OF_A_BACKBONE = ("backbone", "method.branch=", "method.attention_depth=", "method.object_layers=")
+
+# Prefixes of options that a backbone is composed with.
+WITH_A_BACKBONE = ("experiment=", "method=")
 
 BATCH = 8
 
@@ -103,7 +107,8 @@ def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tup
         if shorter is not None:
             found = _script(options, shorter, Path(folder))
         else:
-            _check_backbone(options)
+            own = (*OF_A_BACKBONE, *WITH_A_BACKBONE)
+            _check_backbone(tuple(option for option in options if option.startswith(own)))
             found = dict.fromkeys(shown, train(options, Path(folder)))
         lacking = sorted({metric for row, metrics in shown.items() for metric in metrics - found.get(row, set())})
     except (Exception, SystemExit) as error:
@@ -132,8 +137,9 @@ def _over(experiment: Experiment, part: str) -> set[str]:
     return drawn & {column.metric for column in experiment.parts[part].columns.values()}
 
 
-def _check_backbone(options: Sequence[str]) -> None:
-    """Composes a row with its own backbone, and builds the model if options name stages of that backbone."""
+@cache  # hundreds of rows share a dozen backbones
+def _check_backbone(options: tuple[str, ...]) -> None:
+    """Composes a row's own backbone, and builds the model if options name stages of that backbone."""
     config = composed(*options)
     if any(option.startswith(OF_A_BACKBONE[1:]) for option in options):
         config.backbone.weights = "none"
