@@ -2,20 +2,22 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.composition import CONF, composed
 from dml.errors import UserError
 from dml.experiment import main
+from dml.figures.course import recall_over_steps
 from dml.papers.actions import run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
-from dml.papers.drawing import comparison
+from dml.papers.drawing import comparison, drawing
 from dml.papers.experiment import Compared, Experiment, Measurement
 from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
@@ -53,8 +55,10 @@ def test_rows_are_options(name: str) -> None:
         for command in [row.command] if row.command else []:
             assert (FOLDER.parent / command[0]).exists(), command
     drawn = experiment.figure.get("y", [])
+    shown = {column.metric for part in experiment.parts.values() for column in part.columns.values()}
+    if experiment.figure.get("kind") == "curve":
+        assert set(experiment.figure["steps"].values()) <= shown
     if experiment.figure.get("kind") in ("over", "scatter"):
-        shown = {column.metric for part in experiment.parts.values() for column in part.columns.values()}
         assert {one["metric"] for one in (drawn if isinstance(drawn, list) else [drawn])} <= shown
     if experiment.record.exists():  # nothing recorded of a row that has other options by now
         kept = json.loads(experiment.record.read_text())
@@ -314,6 +318,28 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
     assert below.get_xlabel().startswith("less theirs")
     (bar,) = below.containers
     assert bar.lines[0].get_xdata() == [25]
+
+
+def test_a_curve_is_drawn_from_the_record(little: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[Mapping[str, Mapping[int, float]]] = []
+
+    def kept(given: Mapping[str, Mapping[int, float]]) -> Figure:
+        lines.append(given)
+        return recall_over_steps(given)
+
+    monkeypatch.setattr("dml.figures.course.recall_over_steps", kept)
+
+    def made(seed: int, **values: float) -> Measurement:
+        return Measurement("mine", "glyphs", "", seed, [], values, "python", "c", "d", "h")
+
+    own = replace(little, figure={"kind": "curve", "steps": {0: "at_0", 500: "at_500"}})
+    assert drawing(own, tmp_path) == []
+    ((caption, picture),) = drawing(
+        replace(own, measured=[made(0, at_0=0.1, at_500=0.2), made(1, at_0=0.3, at_500=0.5)]), tmp_path
+    )
+    assert caption == "glyphs"
+    assert picture.startswith("data:image/png")
+    assert lines == [{"mine": {0: pytest.approx(0.2), 500: pytest.approx(0.35)}}]
 
 
 def test_sizes_are_recorded_without_training(little: Experiment) -> None:

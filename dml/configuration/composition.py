@@ -18,7 +18,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def output_dir(folder: Path) -> str:
-    """Returns the override that names the folder of a run. It is quoted: Hydra's grammar accepts few characters bare."""
+    """Returns the override that names the folder of a run. Quoted: Hydra takes few characters bare."""
     quoted = str(folder).replace("'", "\\'")
     return f"paths.output_dir='{quoted}'"
 

@@ -30,6 +30,8 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
         return _scatter(experiment)
     if kind == "course":
         return _course(experiment, out)
+    if kind == "curve":
+        return _curve(experiment)
     if kind == "comparison":
         picture = comparison(experiment)
         return [] if picture is None else [("", _uri(picture))]
@@ -139,6 +141,19 @@ def _course(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
             values = {record["step"]: record[one["metric"]] for record in records if one["metric"] in record}
             lines[f"{training.row}, {training.part}: {one['title']}"] = values
     return [("", _uri(course.recall_over_steps(lines)))] if lines else []
+
+
+def _curve(experiment: Experiment) -> list[tuple[str, str]]:
+    """Draws Recall@1 over steps from the record, where each evaluation's Recall@1 is a metric of its own."""
+    drawn = []
+    for changes, part in product(_changes(experiment), experiment.parts):
+        lines: dict[str, dict[int, float]] = {}
+        for row, (step, metric) in product(experiment.rows, experiment.figure["steps"].items()):
+            if values := _values(experiment, row, part, list(changes), metric):
+                lines.setdefault(row, {})[step] = statistics.fmean(values)
+        if lines:
+            drawn.append((" ".join([part, *changes]), _uri(course.recall_over_steps(lines))))
+    return drawn
 
 
 def _pictures(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
