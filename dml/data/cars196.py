@@ -9,7 +9,9 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,13 +140,11 @@ import json, sys
 import numpy as np
 from scipy.io import loadmat
 content = loadmat(sys.argv[1], squeeze_me=True, variable_names=["annotations", "class_names"])
-if len(sys.argv) > 2:
-    json.dump([str(name) for name in np.atleast_1d(content.get("class_names", [])).ravel()], sys.stdout)
-    raise SystemExit
 table = content.get("annotations", np.zeros(0))
-names = table.dtype.names or ()
-rows = [list(row) for row in np.atleast_1d(table).tolist()] if names else []
-json.dump([names, rows], sys.stdout, default=lambda v: v.item() if isinstance(v, np.generic) else str(v))
+fields = table.dtype.names or ()
+rows = [list(row) for row in np.atleast_1d(table).tolist()] if fields else []
+classes = [str(name) for name in np.atleast_1d(content.get("class_names", [])).ravel()]
+json.dump([fields, rows, classes], sys.stdout, default=lambda v: v.item() if isinstance(v, np.generic) else str(v))
 """
 
 
@@ -156,17 +156,13 @@ def annotation(path: Path) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise UserError(f"there is no {path}: {how_to_get('cars196')}")
-    reader = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
-    if reader.returncode:
-        reason = (reader.stderr.strip().splitlines() or ["it crashes the reader"])[-1]
-        raise UserError(f"{path} cannot be read as a MATLAB file ({reason}): {how_to_get('cars196')}")
-    names, rows = json.loads(reader.stdout)
-    if "class" not in names or ("relative_im_path" if path.name == WHOLE else "fname") not in names:
+    fields, rows, _ = _content(path)
+    if "class" not in fields or ("relative_im_path" if path.name == WHOLE else "fname") not in fields:
         raise UserError(
             f"{path} has no annotations with a class and a file name, as Cars196 has (only {PARTS['cars_test']} has "
             f"the test labels): {how_to_get('cars196')}"
         )
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
 def class_names(folder: Path) -> list[str]:
@@ -177,13 +173,28 @@ def class_names(folder: Path) -> list[str]:
     """
     for path in (folder / WHOLE, _devkit(folder, META)):
         if path.is_file():
-            reader = subprocess.run(
-                [sys.executable, "-c", READ, str(path), "names"], capture_output=True, text=True, check=False
-            )
-            names: list[str] = json.loads(reader.stdout) if reader.returncode == 0 else []
-            if len(set(names)) == len(names) == CLASSES:
-                return names
+            with suppress(UserError):
+                names = _content(path)[2]
+                if len(set(names)) == len(names) == CLASSES:
+                    return names
     return []
+
+
+def _content(path: Path) -> tuple[list[str], list[list[Any]], list[str]]:
+    """Returns the fields and rows of `annotations`, and `class_names`; what the file lacks is empty."""
+    status = path.stat()
+    fields, rows, classes = json.loads(_read(path, status.st_mtime_ns, status.st_size))
+    return fields, rows, classes
+
+
+@lru_cache(maxsize=4)  # a second each; every training of a sweep opens the data anew
+def _read(path: Path, _changed: int, _size: int) -> str:
+    """Runs READ, once for each state of a file."""
+    reader = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=False)
+    if reader.returncode:
+        reason = (reader.stderr.strip().splitlines() or ["it crashes the reader"])[-1]
+        raise UserError(f"{path} cannot be read as a MATLAB file ({reason}): {how_to_get('cars196')}")
+    return reader.stdout
 
 
 def _devkit(folder: Path, name: str) -> Path:

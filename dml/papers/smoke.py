@@ -1,4 +1,4 @@
-"""Runs every row of experiments for one step, on miniature data with a small backbone.
+"""Composes every row of experiments, and trains it for one step on miniature data with a small backbone.
 
 The metrics mean nothing. The run shows that rows compose and train, and that they give the figures the paper prints.
 """
@@ -14,9 +14,10 @@ import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from dml.analysis.mlrc import KINDS
@@ -44,11 +45,21 @@ BATCH = 8
 # Metrics that come from the trainings of all folds together; one training alone does not have them.
 OF_COLLECTIONS = {f"mlrc/{kind}/{name}/mean" for kind in KINDS for name in of_queries()}
 
+Options = tuple[str, ...]
 Shown = dict[str, set[str]]  # by row, the metrics that the paper prints
 
 
+class Small(NamedTuple):
+    """A row's configuration in miniature, and whether it is one of several trainings that are collected."""
+
+    config: DictConfig
+    collected: bool
+
+
 def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
-    """Runs each row once for each distinct set of options, several at a time.
+    """Composes each distinct set of options, and trains what is distinct in miniature, several at a time.
+
+    Rows that differ in the length of training, the batch or the backbone alone are one training in miniature.
 
     Args:
         rows: names; empty: all rows.
@@ -60,9 +71,9 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
     Raises:
         UserError: there is no such row, or a row's grid has more or fewer combinations than every row is given.
     """
-    wanted: dict[tuple[str, ...], Shown] = {}
-    places: dict[tuple[str, ...], list[str]] = {}
-    scripts: dict[tuple[str, ...], list[str]] = {}
+    wanted: dict[Options, Shown] = {}
+    places: dict[Options, list[str]] = {}
+    scripts: dict[Options, list[str]] = {}
     for experiment in experiments:
         for training in experiment.trainings(rows, seeds=[0]):
             columns, row = experiment.parts[training.part].columns, experiment.rows[training.row]
@@ -81,16 +92,28 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
             options = tuple(example(search))
             wanted.setdefault(options, {}).setdefault(search.row, set())
             places.setdefault(options, []).append(f"{search.experiment}: {search.row}, search")
-    with tempfile.TemporaryDirectory() as folder:
-        make_miniatures(Path(folder) / "data")
-        jobs = [(options, shown, scripts.get(options), folder) for options, shown in wanted.items()]
-        wrong: dict[str, str] = {}
+    wrong: dict[Options, str] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        make_miniatures(folder / "data")
         with mp.get_context("spawn").Pool(processes or os.cpu_count(), _quietly) as pool:
-            for options, said in tqdm(pool.imap_unordered(_one, jobs), total=len(jobs), desc="rows"):
-                wrong |= dict.fromkeys(places[options], said) if said else {}
+            alike: dict[tuple[str, bool], tuple[Small, list[Options]]] = {}
+            jobs = [(options, folder) for options in wanted if options not in scripts]
+            for options, small in tqdm(pool.imap_unordered(_compose, jobs), total=len(jobs), desc="composing"):
+                if isinstance(small, str):
+                    wrong[options] = small
+                else:
+                    alike.setdefault((OmegaConf.to_yaml(small.config), small.collected), (small, []))[1].append(options)
+            todo: list[tuple[Small | list[str], list[Options], Path]] = [
+                *((smoke, [options], folder) for options, smoke in scripts.items()),
+                *((small, several, folder) for small, several in alike.values()),
+            ]
+            for several, found in tqdm(pool.imap_unordered(_run, todo), total=len(todo), desc="running"):
+                for options in several:
+                    wrong[options] = found if isinstance(found, str) else _lacking(wanted[options], found)
             pool.close()
             pool.join()  # a pool that is killed leaves semaphores behind
-    return wrong
+    return {place: said for options, said in wrong.items() if said for place in places[options]}
 
 
 def _quietly() -> None:
@@ -100,23 +123,46 @@ def _quietly() -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  silences progress bars
 
 
-def _one(job: tuple[tuple[str, ...], Shown, list[str] | None, str]) -> tuple[tuple[str, ...], str]:
-    """Runs one set of options. Returns them and what went wrong, empty if it gave all figures that its rows need."""
-    options, shown, shorter, folder = job
+def _compose(job: tuple[Options, Path]) -> tuple[Options, Small | str]:
+    """Returns a set of options, and its configuration in miniature or what is wrong with it."""
+    options, folder = job
     try:
-        if shorter is not None:
-            found = _script(options, shorter, Path(folder))
-        else:
-            own = (*OF_A_BACKBONE, *WITH_A_BACKBONE)
-            _check_backbone(tuple(option for option in options if option.startswith(own)))
-            found = dict.fromkeys(shown, train(options, Path(folder)))
-        lacking = sorted({metric for row, metrics in shown.items() for metric in metrics - found.get(row, set())})
+        own = (*OF_A_BACKBONE, *WITH_A_BACKBONE)
+        _check_backbone(tuple(option for option in options if option.startswith(own)))
+        return options, in_miniature(options, folder)
     except (Exception, SystemExit) as error:
-        return options, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return options, f"lacks {', '.join(lacking)}" if lacking else ""
+        return options, _told(error)
 
 
-def _script(options: Sequence[str], shorter: Sequence[str], folder: Path) -> dict[str, set[str]]:
+def _run(job: tuple[Small | list[str], list[Options], Path]) -> tuple[list[Options], Shown | set[str] | str]:
+    """Runs a training or a script. Returns the sets of options that it stands for, and its figures or what went wrong.
+
+    A script gives the figures of each row for itself.
+    """
+    what, several, folder = job
+    try:
+        if isinstance(what, Small):
+            return several, train(what, several[0], folder)
+        return several, _script(several[0], what, folder)
+    except (Exception, SystemExit) as error:
+        return several, _told(error)
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _lacking(shown: Shown, found: Shown | set[str]) -> str:
+    """Says which figures of the rows were not given; empty: none."""
+    lacking = {
+        metric
+        for row, metrics in shown.items()
+        for metric in metrics - (found if isinstance(found, set) else found.get(row, set()))
+    }
+    return f"lacks {', '.join(sorted(lacking))}" if lacking else ""
+
+
+def _script(options: Options, shorter: Sequence[str], folder: Path) -> Shown:
     """Runs a script. Returns the names of the figures that it gives for each row."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
         out = Path(made) / "seed=0"  # as `experiment run` names it: scripts have to quote the "=" for Hydra
@@ -138,7 +184,7 @@ def _over(experiment: Experiment, part: str) -> set[str]:
 
 
 @cache  # hundreds of rows share a dozen backbones
-def _check_backbone(options: tuple[str, ...]) -> None:
+def _check_backbone(options: Options) -> None:
     """Composes a row's own backbone, and builds the model if options name stages of that backbone."""
     config = composed(*options)
     if any(option.startswith(OF_A_BACKBONE[1:]) for option in options):
@@ -147,23 +193,25 @@ def _check_backbone(options: tuple[str, ...]) -> None:
         build_method(config)
 
 
-def train(options: Sequence[str], folder: Path) -> set[str]:
-    """Trains one step and evaluates, without pictures. Returns the names of the metrics."""
-    small = [option for option in options if not option.startswith(OF_A_BACKBONE)]
+def in_miniature(options: Options, folder: Path) -> Small:
+    """Composes options in miniature: a step, a batch of 8, small images, a small network, no pictures."""
+    kept = [option for option in options if not option.startswith(OF_A_BACKBONE)]
     if any("collage" in option.partition("=")[2] for option in options):  # a collage needs all of CIFAR-100
-        small = [option for option in small if not option.startswith("dataset.")]
-        small += ["dataset=glyphs", "dataset.classes=16", "dataset.images_per_class=4", "dataset.size=32"]
+        kept = [option for option in kept if not option.startswith("dataset.")]
+        kept += ["dataset=glyphs"]
     places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
-    small += ["backbone=small", *places]
-    config = composed(*small)
+    kept += ["backbone=small", *places]
+    config = composed(*kept)
     several, collected = trainings_of(config), any(axis.collected for axis in left_open(config))
     if several:  # only the first of its trainings
-        config = composed(*small, *next(iter(several.values())))
+        config = composed(*kept, *next(iter(several.values())))
     settle(config)
     OmegaConf.set_struct(config, False)
     config.report = False
     config.image_size = 32
     config.sampler.batch_size = BATCH
+    if config.dataset._target_ == "dml.data.glyphs.glyphs":
+        config.dataset.update(classes=16, images_per_class=4, size=32)
     if "m" in config.sampler:
         config.sampler.m = min(2, config.sampler.m or 2)
         if config.sampler.m == 1:  # a fold has six classes
@@ -185,6 +233,12 @@ def train(options: Sequence[str], folder: Path) -> set[str]:
     if "memory_size" in config.loss.get("loss", {}):
         config.loss.loss.memory_size = 4 * BATCH
     OmegaConf.set_struct(config, True)
+    return Small(config, collected)
+
+
+def train(miniature: Small, options: Options, folder: Path) -> set[str]:
+    """Trains one step and evaluates. Returns the names of the metrics."""
+    config, collected = miniature
     with tempfile.TemporaryDirectory(dir=folder) as place:
         config.paths.output_dir = place
         run_folder = RunFolder(Path(place) / "run")
