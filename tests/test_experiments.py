@@ -21,7 +21,7 @@ from dml.papers.drawing import comparison, drawing
 from dml.papers.experiment import Compared, Experiment, Measurement
 from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
-from dml.papers.smoke import check_rows
+from dml.papers.smoke import check_rows, in_miniature
 from dml.papers.trainings import commands, finished
 from dml.runs.folder import RunFolder
 
@@ -353,6 +353,30 @@ def test_sizes_are_recorded_without_training(little: Experiment) -> None:
 @pytest.mark.slow  # of every row: make experiments-smoke
 def test_a_step_of_a_row(little: Experiment) -> None:
     assert check_rows([little], [], processes=1) == {}
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_row_is_told_of_each(little: Experiment, tmp_path: Path) -> None:
+    """Also of rows that are one training in miniature."""
+    file = tmp_path / "experiments" / "us" / "table1.yaml"
+    file.write_text(
+        file.read_text().replace("scale: 1.0e-6}", "scale: 1.0e-6}, x: {metric: test/nothing}")
+        + """  - {name: longer, overrides: [method=baseline, trainer.max_steps=9]}
+  - {name: odd, overrides: [method=baseline, method.odd=1], published: {glyphs: {R@1: 50.0}}}
+"""
+    )
+    said = check_rows([read_experiment(little.name)], [], processes=1)
+    assert set(said) == {"us/table1: longer, glyphs", "us/table1: odd, glyphs"}
+    assert said["us/table1: longer, glyphs"] == "lacks test/nothing"
+    assert "method.odd" in said["us/table1: odd, glyphs"]
+
+
+def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: Path) -> None:
+    first, longer, other = (
+        OmegaConf.to_yaml(in_miniature(("dataset=glyphs", "method=abe", *options), tmp_path).config)
+        for options in ((), ("trainer.max_steps=9", "backbone=resnet50"), ("method.M=2",))
+    )
+    assert first == longer != other
 
 
 @pytest.mark.parametrize(
