@@ -125,7 +125,7 @@ def test_the_folder_is_the_contract(abe_folder: Path) -> None:
     assert start["command"].startswith("python -m dml.run ")
     assert "method=abe" in start["command"]
     assert torch.__version__.startswith(start["versions"]["torch"])
-    assert start["hardware"]
+    assert re.fullmatch(r".+, \d+ cores, [A-Z0-9_ ]+", start["hardware"])
     assert start["commit"]
     assert start["numerics"] == {
         "precision": "32-true",

@@ -88,11 +88,16 @@ def commit() -> str:
 
 
 def hardware(accelerator: str = "auto", devices: int = 1) -> str:
-    """Returns the name of the processor and its number of cores, or the GPU and how many of them are used."""
+    """Returns the processor, its number of cores and the instructions that torch uses there, or the GPU and how many of
+    them are used.
+
+    Other instructions round in another way, so the same run has other figures: many processors hide their model's name.
+    """
     import torch
 
     if accelerator != "cpu" and torch.cuda.is_available():
         return (f"{devices} x " if devices > 1 else "") + torch.cuda.get_device_name()
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, {instructions}"
