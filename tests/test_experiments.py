@@ -285,6 +285,22 @@ def test_missing_leaves_out_what_is_recorded(little: Experiment, capsys: pytest.
     assert capsys.readouterr().out == "All of this is recorded already.\n"
 
 
+def test_versions_are_added_to_an_older_record(little: Experiment) -> None:
+    key = little.trainings()[0].key
+
+    def recorded(metrics: dict[str, float], versions: str, commit: str) -> tuple[str, str]:
+        told = ("python", commit, "2026-01-01", "a machine", versions)
+        content = keep(little, [Measurement("mine", "glyphs", key, 0, [], metrics, *told)]).read_text()
+        (one,) = json.loads(content)["measured"]
+        return one["commit"], one["versions"]
+
+    values = {"test/recall@1": 0.5}
+    assert recorded(values, "", "first") == ("first", "")
+    assert recorded(values, "torch 2.8", "second") == ("second", "torch 2.8")
+    assert recorded(values, "torch 2.9", "third") == ("second", "torch 2.8")  # the same figures: measured before
+    assert recorded({"test/recall@1": 0.6}, "torch 2.9", "fourth") == ("fourth", "torch 2.9")
+
+
 def test_sizes_are_no_repetition(little: Experiment) -> None:
     (size,) = sizes_of(little)
     trained = [replace(size, seed=seed) for seed in (0, 1)]

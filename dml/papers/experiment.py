@@ -83,7 +83,7 @@ class Tuned:
         changes: see `Measurement`.
         chosen: options of the best trial.
         trials: all trials of the search.
-        command, commit, date, hardware: what was run, and when and on what.
+        command, commit, date, hardware, versions: what was run, when, on what, and with which packages.
     """
 
     row: str
@@ -95,6 +95,7 @@ class Tuned:
     commit: str
     date: str
     hardware: str
+    versions: str = ""  # older records have none
 
     @property
     def best(self) -> float:
@@ -192,7 +193,8 @@ class Measurement:
         seed: None: it was counted without training, as parameters are.
         changes: overrides beside those of the row, as for a shorter training; empty: the paper's setting.
         metrics: those that its columns show.
-        command, commit, date, hardware, seconds: what was run, when, on what, and how long it took.
+        command, commit, date, hardware, versions, seconds: what was run, when, on what, with which packages, and how
+            long it took.
     """
 
     row: str
@@ -205,6 +207,7 @@ class Measurement:
     commit: str
     date: str
     hardware: str
+    versions: str = ""  # older records have none
     seconds: float | None = None
 
 

@@ -178,13 +178,14 @@ def places(experiment: Experiment, part: str, title: str) -> int:
 
 
 def sources(measured: Sequence[Measurement | Tuned]) -> list[Mapping[str, Any]]:
-    """Returns hardware, commit, date and commands of measurements, equal ones once."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    """Returns hardware, versions, commit, date and commands of measurements, equal ones once."""
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
     for one in measured:
-        groups.setdefault((one.hardware, one.commit, one.date), []).append(one.command)
+        groups.setdefault((one.date, one.commit, one.hardware, one.versions), []).append(one.command)
+    names = ("date", "commit", "hardware", "versions")
     return [
-        {"hardware": hardware, "commit": commit, "date": date, "commands": list(dict.fromkeys(commands))}
-        for (hardware, commit, date), commands in groups.items()
+        {**dict(zip(names, said, strict=True)), "commands": list(dict.fromkeys(commands))}
+        for said, commands in groups.items()
     ]
 
 

@@ -18,7 +18,7 @@ from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
 from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
 from dml.papers.trainings import folder_of
-from dml.runs.provenance import commit, hardware, said_of_starts
+from dml.runs.provenance import commit, hardware, said_of_starts, said_together, versions, versions_line
 from dml.training.build import build_method
 from dml.training.complexity import complexity
 
@@ -41,14 +41,11 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
         if not kept:  # the script ran before it had this row
             continue
-        begun = said_of_starts(folder)
-        # A run that was resumed elsewhere has several commits and machines: all are kept.
-        commits, machines = (", ".join(dict.fromkeys(one[name] for one in begun)) for name in ("commit", "hardware"))
+        seconds = metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None
         found.append(
             Measurement(
                 *(training.row, training.part, training.key, training.seed, list(changes), kept),
-                *(begun[-1]["command"], commits, begun[-1]["date"], machines),
-                metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None,
+                *(said_of_starts(folder)[-1]["command"], *said_together([folder]), seconds),
             )
         )
     return found
@@ -83,7 +80,7 @@ def sizes_of(experiment: Experiment) -> list[Measurement]:
             metrics = {f"model/{name}": float(n) for name, n in counted.items()}
             command = shlex.join(["python", "-m", "dml.describe", *overrides])
             today = datetime.now(UTC).date().isoformat()
-            told = (command, commit(), today, hardware("cpu"))
+            told = (command, commit(), today, hardware("cpu"), versions_line({"versions": versions()}))
             found.append(Measurement(training.row, training.part, training.key, None, [], metrics, *told))
     return found
 
@@ -97,7 +94,8 @@ def keep(
     """Adds measurements, comparisons and searches to the record of an experiment.
 
     They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
-    same metrics as before keeps its commit, date and hardware. A comparison of fewer runs than before is dropped.
+    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison of
+    fewer runs than before is dropped.
 
     Returns:
         The file of the record.
@@ -109,8 +107,9 @@ def keep(
     with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper at the same time
         before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
-        for one in found:  # the same metrics keep their commit, date and hardware
-            if place(one) not in all_of_them or all_of_them[place(one)].metrics != one.metrics:
+        for one in found:
+            old = all_of_them.get(place(one))
+            if old is None or old.metrics != one.metrics or (one.versions and not old.versions):
                 all_of_them[place(one)] = one
         differences = {place(one): one for one in before.compared}
         for difference in compared:

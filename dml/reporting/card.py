@@ -13,6 +13,7 @@ from dml.configuration.identity import label
 from dml.reporting.table import columns, interval, tested_on
 from dml.runs.about import settings
 from dml.runs.collecting import below_untrained
+from dml.runs.provenance import versions_line
 
 # Licences that have an identifier on the hub. Another one is written as `other`, with its name.
 IDENTIFIERS = (
@@ -81,7 +82,7 @@ def card(facts: Facts) -> str:
         figures=figures(facts.metrics),
         below=below_untrained(facts.metrics),
         settings=list(settings(facts.config).items()),
-        starts=[{**start, "versions": _versions(start.get("versions"))} for start in facts.starts],
+        starts=[{**start, "versions": versions_line(start)} for start in facts.starts],
         licences=facts.licences,
         picture=facts.picture,
     )
@@ -125,7 +126,3 @@ def _front(facts: Facts) -> ModelCardData:
         model_name=facts.name,
         eval_results=results,
     )
-
-
-def _versions(said: Any) -> str:
-    return ", ".join(f"{name} {version}" for name, version in said.items()) if isinstance(said, Mapping) else ""

@@ -32,7 +32,7 @@ from dml.reporting.table import (
 )
 from dml.runs.about import settings
 from dml.runs.collecting import BELOW_SAYS
-from dml.runs.provenance import said_of_starts
+from dml.runs.provenance import said_of_starts, versions_line
 
 SHOWN = 12  # worst classes, and pairs of classes, that are shown unfolded
 
@@ -109,8 +109,7 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
     epochs = metrics["run/steps"] * made.sampler.batch_size / max(1, metrics["data/train/images"])
     known = {"epochs": f"{epochs:.3g} (steps times batch, over training images)"}
     known |= {name: str(start[name]) for name in ("hardware", "commit", "date")}
-    versions = start.get("versions") or {"python": platform.python_version()}
-    known["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items())
+    known["versions"] = versions_line(start) or f"python {platform.python_version()}"
     ends = interval(metrics)
     return {
         "method": made.method["_target_"].rsplit(".", 1)[1],

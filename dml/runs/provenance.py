@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,16 +28,22 @@ def add_start(folder: Path, command: Sequence[str], machine: str, more: Mapping[
         machine: see `hardware`.
         more: other facts about this start, by name.
     """
-    packages = ("dml", "torch", "torchvision", "pytorch-lightning")
     now = {
         "command": shlex.join(command),
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": machine,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
+        "versions": versions(),
         **(more or {}),
     }
     write_atomically(folder / FILE, json.dumps([*starts(folder), now], indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, of dml, and of the packages that take part in the figures of a run."""
+    packages = ("torch", "torchvision", "pytorch-lightning", "pytorch-metric-learning", "timm", "numpy")
+    found = {"python": platform.python_version(), "dml": _version("dml-research")}
+    return found | {name: _version(name) for name in packages}
 
 
 def _version(package: str) -> str:
@@ -45,6 +51,12 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # imported by way of PYTHONPATH
         return "not installed"
+
+
+def versions_line(start: Mapping[str, Any]) -> str:
+    """Writes the versions of a start in one line; empty if it has none."""
+    said = start.get("versions")
+    return ", ".join(f"{name} {one}" for name, one in said.items()) if isinstance(said, Mapping) else ""
 
 
 def numerics(trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +78,20 @@ def starts(folder: Path) -> list[dict[str, Any]]:
 def said_of_starts(folder: Path) -> list[dict[str, Any]]:
     """Returns `starts`, or, if there are none, one start whose facts are all `unknown`."""
     return starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
+
+
+def said_together(folders: Iterable[Path]) -> tuple[str, str, str, str]:
+    """Returns commit, date, hardware and versions of what was measured in some folders.
+
+    A run that was resumed elsewhere has several commits and machines: all are kept. The day is that of the last start.
+    """
+    begun = [start for folder in folders for start in said_of_starts(folder)]
+
+    def each(values: Iterable[str], between: str) -> str:
+        return between.join(dict.fromkeys(value for value in values if value))
+
+    commits, machines = (each((one[name] for one in begun), ", ") for name in ("commit", "hardware"))
+    return commits, begun[-1]["date"], machines, each(map(versions_line, begun), "; ")
 
 
 def commit() -> str:
