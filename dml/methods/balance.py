@@ -11,8 +11,8 @@ class Balance(nn.Module):
     """Multiplies a side loss by a ratio of gradients on the learners' outputs: the metric loss's over the side loss's.
 
     Papers give the weight of a side loss for one metric loss, one kind of batch and one way to take means. With others
-    the same number has another effect: on MobileNetV2 the gradient of ABE's eq. 9 is 0.08 times that of its eq. 10
-    over all pairs of a batch, 1.6 times over explicit pairs, and 5 times that of multi-similarity. If the loss is
+    the same number has another effect: on MobileNetV2 the gradient of ABE's eq. 9 is 0.4 times that of its eq. 10
+    over all pairs of a batch, 1.6 times over explicit pairs, and 6 times that of multi-similarity. If the loss is
     balanced, a weight of 0.1 gives 0.1 of the metric loss's gradient for all of them.
 
     The norms of the gradients are summed over the first 10 steps. The ratio is that of the sums so far, and stays fixed
