@@ -215,6 +215,7 @@ def main() -> None:
     )
     parser.add_argument("--head-lr-factor", type=float, help="the head's learning rate over --lr; same default")
     parser.add_argument("--head-start", choices=("torch", "xavier"), default="torch", help="how the layer starts")
+    parser.add_argument("--row", help="of the comparison, that these figures are; default: by --head-start")
     parser.add_argument("--steps", type=int, help="default: the comparison's")
     parser.add_argument("--batch", type=int, help="default: the comparison's")
     parser.add_argument("--size", type=int, help="of images, in pixels; default: the comparison's")
@@ -228,7 +229,7 @@ def main() -> None:
         stop(str(mistake))
     except OSError as error:
         stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
-    name = NAMES[options.head_start]
+    name = options.row or NAMES[options.head_start]
     write_atomically(options.out / "metrics.json", json.dumps({name: figures}, indent=1) + "\n")
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))
 
