@@ -215,7 +215,7 @@ def main() -> None:
     )
     parser.add_argument("--head-lr-factor", type=float, help="the head's learning rate over --lr; same default")
     parser.add_argument("--head-start", choices=("torch", "xavier"), default="torch", help="how the layer starts")
-    parser.add_argument("--row", help="of the comparison, that these figures are; default: by --head-start")
+    parser.add_argument("--row", help="row of the comparison to write the figures under; default: by --head-start")
     parser.add_argument("--steps", type=int, help="default: the comparison's")
     parser.add_argument("--batch", type=int, help="default: the comparison's")
     parser.add_argument("--size", type=int, help="of images, in pixels; default: the comparison's")
