@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dml.runs.provenance import add_start, hardware, said_together, versions, versions_line
+from dml.runs.provenance import add_start, hardware, said_of_starts, said_together, starts, versions, versions_line
 
 
 def test_the_instructions_that_torch_uses_are_named() -> None:
@@ -39,7 +39,7 @@ def test_the_versions_are_those_that_are_installed() -> None:
 def test_of_several_starts_each_fact_is_told_once(tmp_path: Path) -> None:
     for machine in ("a Zen 4", "a Zen 5", "a Zen 4"):
         add_start(tmp_path, ["python"], machine)
-    _, date, machines, packages = said_together([tmp_path, tmp_path / "another, without provenance"])
+    _, date, machines, packages = said_together([*starts(tmp_path), *said_of_starts(tmp_path / "another")])
     assert machines == "a Zen 4, a Zen 5, unknown"
     assert packages == versions_line({"versions": versions()})
     assert date == "unknown"

@@ -41,11 +41,12 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
         if not kept:  # the script ran before it had this row
             continue
+        begun = said_of_starts(folder)
         seconds = metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None
         found.append(
             Measurement(
                 *(training.row, training.part, training.key, training.seed, list(changes), kept),
-                *(said_of_starts(folder)[-1]["command"], *said_together([folder]), seconds),
+                *(begun[-1]["command"], *said_together(begun), seconds),
             )
         )
     return found

@@ -14,7 +14,7 @@ from dml.launch.job import objective
 from dml.papers.experiment import Experiment, Search, Trial, Tuned
 from dml.runs.collecting import leaves
 from dml.runs.folder import OUTPUT
-from dml.runs.provenance import said_together
+from dml.runs.provenance import said_of_starts, said_together
 
 OPTUNA = (
     "hydra/sweeper=optuna",
@@ -63,11 +63,11 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         UserError: all trials failed.
     """
     names = {option.partition("=")[0] for option in search.options}
-    trials, folders = [], []
+    trials, begun = [], []
     for run in leaves([out / search.key]):
         options = [one for one in run.overrides if one.lstrip("+").partition("=")[0] in names]
         trials.append(Trial(options, objective(run.config, run.metrics), run.metrics.get("run/seconds")))
-        folders.append(run.folder)
+        begun += said_of_starts(run.folder)
     failed = [file.name.removesuffix(".failed") for file in sorted((out / search.key).glob("*.failed"))]
     trials += [Trial([name], None, None) for name in failed]
     best = max((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
@@ -77,7 +77,7 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         )
     typed = ["python", *command_of_search(search, out)[1:]]
     return Tuned(
-        *(search.row, search.key, list(changes), best.options, trials, shlex.join(typed), *said_together(folders))
+        *(search.row, search.key, list(changes), best.options, trials, shlex.join(typed), *said_together(begun))
     )
 
 

@@ -80,12 +80,11 @@ def said_of_starts(folder: Path) -> list[dict[str, Any]]:
     return starts(folder) or [dict.fromkeys(("command", "commit", "date", "hardware"), "unknown")]
 
 
-def said_together(folders: Iterable[Path]) -> tuple[str, str, str, str]:
-    """Returns commit, date, hardware and versions of what was measured in some folders.
+def said_together(begun: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, str]:
+    """Returns commit, date, hardware and versions of a measurement with these starts.
 
     A run that was resumed elsewhere has several commits and machines: all are kept. The day is that of the last start.
     """
-    begun = [start for folder in folders for start in said_of_starts(folder)]
 
     def each(values: Iterable[str], between: str) -> str:
         return between.join(dict.fromkeys(value for value in values if value))
