@@ -18,7 +18,8 @@ from dml.figures.course import recall_over_steps
 from dml.papers.actions import run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
-from dml.papers.experiment import Compared, Experiment, Measurement
+from dml.papers.experiment import Experiment
+from dml.papers.measured import Compared, Measurement
 from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature

@@ -7,7 +7,7 @@ import pytest
 
 from dml.errors import UserError
 from dml.papers.catalogue import read_experiment
-from dml.papers.experiment import Compared
+from dml.papers.measured import Compared
 from dml.papers.page import markdown, write_page
 from dml.papers.verdicts import verdict, verdicts
 

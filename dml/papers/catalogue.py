@@ -10,7 +10,8 @@ import yaml
 from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
-from dml.papers.experiment import Column, Compared, Experiment, Measurement, Row, Section, Trial, Tuned, Tuning, near
+from dml.papers.experiment import Column, Experiment, Row, Section, Tuning, near
+from dml.papers.measured import Compared, Measurement, Trial, Tuned
 from dml.papers.verdicts import ABOVE, BELOW
 
 FOLDER = CONF.parent / "experiments"

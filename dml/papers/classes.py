@@ -17,7 +17,8 @@ from dml.analysis.comparison import over_sums, runs_of
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
 from dml.files import alone, write_atomically
-from dml.papers.experiment import Compared, Experiment, Training
+from dml.papers.experiment import Experiment, Training
+from dml.papers.measured import Compared
 from dml.runs.scores import Queries, read_queries
 
 DIGITS = 9  # decimals of the sums

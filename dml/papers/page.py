@@ -12,7 +12,8 @@ from dml.configuration.composition import composed
 from dml.evaluation.metric import declared
 from dml.files import write_atomically
 from dml.papers.drawing import drawing
-from dml.papers.experiment import Experiment, Measurement, Tuned
+from dml.papers.experiment import Experiment
+from dml.papers.measured import Measurement, Tuned
 from dml.papers.verdicts import interval, verdicts
 from dml.reporting.page import render
 

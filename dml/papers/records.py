@@ -16,7 +16,8 @@ from dml.files import alone, atomic_path, write_atomically
 from dml.papers.catalogue import read_experiment
 from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
-from dml.papers.experiment import Compared, Experiment, Measurement, Training, Tuned
+from dml.papers.experiment import Experiment, Training
+from dml.papers.measured import Compared, Measurement, Tuned
 from dml.papers.trainings import folder_of
 from dml.runs.provenance import commit, hardware, said_of_starts, said_together, versions, versions_line
 from dml.training.build import build_method

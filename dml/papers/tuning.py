@@ -11,7 +11,8 @@ from hydra.core.override_parser.types import ChoiceSweep
 from dml.errors import UserError
 from dml.launch.at_once import Job
 from dml.launch.job import objective
-from dml.papers.experiment import Experiment, Search, Trial, Tuned
+from dml.papers.experiment import Experiment, Search
+from dml.papers.measured import Trial, Tuned
 from dml.runs.collecting import leaves
 from dml.runs.folder import OUTPUT
 from dml.runs.provenance import said_of_starts, said_together

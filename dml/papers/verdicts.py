@@ -1,7 +1,8 @@
 """Whether a pattern that a paper reports shows in what was measured here: a sentence for each row that has one."""
 
 from dml.evaluation.metric import metric
-from dml.papers.experiment import Compared, Experiment
+from dml.papers.experiment import Experiment
+from dml.papers.measured import Compared
 
 ABOVE, BELOW = "above", "below"
 
