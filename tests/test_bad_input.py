@@ -77,6 +77,11 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["loss=xbm", "loss.memory_from=10"], r"loss\.memory_from=10 lasts 10 of the 10 steps"),
         (["method.warm_up=3"], r"method\.warm_up=3 .* lasts 12 of the 10 steps"),
         (["head=gsp", "head.init=kcenter", "head.init_steps=99"], r"head\.init_steps=99 lasts 99"),
+        (["head=gsp", "head.init=kcenter"], r"head\.init=kcenter \(1024 images\) lasts \d+ of the 10 steps"),
+        (
+            ["method=mtails", "method.M=2", "backbone.train=none"],
+            r"backbone\.train freezes these stages, so all learners",
+        ),
         (["scheduler.warm_up=10"], r"scheduler\.warm_up=10 \(steps\) lasts 10 of the 10 steps"),
         (["scheduler=plateau", "scheduler.warm_up=3"], r"scheduler\.warm_up=3 \(epochs\) lasts 12 of the 10 steps"),
         (["scheduler=cosine", "scheduler.length=4", "scheduler.warm_up=4"], r"takes 4 of the 4 steps"),

@@ -13,8 +13,12 @@ from dml.errors import Interrupted, UserError
 class Waits:
     """A component that begins a part of its work at a later step."""
 
-    def waits(self) -> dict[str, int]:
-        """Returns option and value, as in `loss.memory_from=1000`, -> step at which the part begins; 0: the start."""
+    def waits(self, images: int) -> dict[str, int]:
+        """Returns option and value, as in `loss.memory_from=1000`, -> step at which the part begins; 0: the start.
+
+        Args:
+            images: number of images in a step, of all devices together.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to define waits()")
 
 

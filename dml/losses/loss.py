@@ -113,7 +113,7 @@ class Loss(nn.Module, Waits):
             return tuple(masks)
         return mined
 
-    def waits(self) -> dict[str, int]:
+    def waits(self, images: int) -> dict[str, int]:
         return {f"loss.memory_from={self.memory_from}": self.memory_from}
 
     # pytorch-metric-learning keeps the current place in the memory outside its buffers. Without it a resumed run would

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dml.configuration.ranges import Few, NotNegative, Share
 from dml.data.datamodule import DataModule
+from dml.errors import UserError
 from dml.figures.maps import attention_plot
 from dml.figures.plot import Plot
 from dml.losses import functional
@@ -76,9 +77,10 @@ class Ensemble(Method):
         """Eq. 8: the learners' metric losses, and the divergence loss that keeps them apart."""
         terms = super().objective(output, batch)
         if self.lambda_div:
+            metric = torch.stack(list(terms.values())).sum()
             divergence = functional.divergence(output.embeddings, self.margin_div)
             if self.balance is not None:
-                divergence = self.balance(terms["metric"], output.raw, divergence, output.raw, self.global_step)
+                divergence = self.balance(metric, output.raw, divergence, output.raw, self.global_step)
             terms["divergence"] = self.lambda_div * divergence
         return terms
 
@@ -217,6 +219,9 @@ class MTails(Ensemble):
             get equal gradients (that of eq. 9 is zero at distance zero) and stay equal; the paper does not say how its
             tails come to differ.
         backbone, loss, dim, M, options: see `Ensemble`.
+
+    Raises:
+        UserError: M > 1, and none of S's weights is trained, so that learners stay equal; see also `Ensemble`.
     """
 
     def __init__(
@@ -231,6 +236,11 @@ class MTails(Ensemble):
         **options: Any,
     ) -> None:
         super().__init__(backbone, loss, dim, M=M, **options)
+        if M > 1 and not any(weight.requires_grad for weight in self.spatial.parameters()):
+            raise UserError(
+                f"method=mtails learns {M} copies of the stages up to method.branch={self.branch}, but backbone.train "
+                "freezes these stages, so all learners would stay equal: train them, or choose method=mheads."
+            )
         self.spatials = nn.ModuleList([self.spatial, *(copy.deepcopy(self.spatial) for _ in range(M - 1))])
         del self.spatial
         self.head = head(self.d)

@@ -17,7 +17,8 @@ class Balance(nn.Module):
 
     The norms of the gradients are summed over the first 10 steps. The ratio is that of the sums so far, and stays fixed
     afterwards. Gradients are taken on the outputs of the whole batch, which all ranks have, so all ranks find the same
-    ratio and no pass through the network is added.
+    ratio and no pass through the network is added. If the side loss had no gradient in any of these steps, there is no
+    ratio, and its weight stays as it is.
     """
 
     metric: Tensor
@@ -43,9 +44,9 @@ class Balance(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The ratio; 1 before anything was measured."""
+        """The ratio; 1 if no gradient of the side loss was measured."""
         ratio = self.metric / (self.side + self.metric / MOST)
-        return torch.where(self.metric > 0, ratio, 1.0)
+        return torch.where(self.side > 0, ratio, 1.0)
 
     def figures(self, step: int) -> dict[str, float]:
         """Returns the figure to log after a step: the final weight, after the last measured step only."""

@@ -135,7 +135,7 @@ class Method(TrainedModule, Waits):
                     "loss.loss.pairs=explicit compares the pairs that sampler=abe_pairs draws: set both options."
                 )
 
-    def waits(self) -> dict[str, int]:
+    def waits(self, images: int) -> dict[str, int]:
         waits = {f"method.warm_up={self.warm_up} (epochs)": self.rests_until}
         if self.recipe is not None:
             rise = self.recipe.steps_of_warm_up(self.steps_per_epoch)

@@ -241,6 +241,7 @@ class DeML(Method):
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """Computes the mean of the learners' losses (eq. 5) and what keeps the learners of a scale apart (eq. 4)."""
         terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
+        metric = torch.stack(list(terms.values())).sum()
         of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
         sides = {}  # name -> loss, and the outputs that it is computed from
         if self.adversaries:
@@ -256,7 +257,7 @@ class DeML(Method):
             sides["hinge"] = torch.stack(apart).sum(), output.raw
         for name, (side, seen) in sides.items():
             if self.balance is not None:
-                side = self.balance(terms["metric"], output.raw, side, seen, self.global_step)
+                side = self.balance(metric, output.raw, side, seen, self.global_step)
             terms[name] = self.lambda_adv * side
         return terms
 

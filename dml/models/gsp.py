@@ -3,6 +3,7 @@
 B images, n = h w locations, d width of a local embedding, m prototypes.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from dml.configuration.ranges import Size, WholeNumber
 from dml.distributed import gather_rows
 from dml.errors import UserError
 from dml.models.heads import LearnsLater, LocalHead
+from dml.models.poolings.means import generalized_mean
 from dml.models.precision import without_autocast
 from dml.models.transport import transport_plan
 
@@ -111,15 +113,18 @@ class GeneralizedSumPool(LearnsLater, Waits):
     def resting(self) -> Iterable[nn.Parameter]:
         return (self.prototypes,) if self.waiting else ()
 
-    def waits(self) -> dict[str, int]:
-        return {f"head.init_steps={self.init_steps}": self.init_steps}
+    def waits(self, images: int) -> dict[str, int]:
+        waits = {f"head.init_steps={self.init_steps}": self.init_steps}
+        if self.waiting:
+            waits[f"head.init=kcenter ({SEEDS} images)"] = math.ceil(SEEDS / images)
+        return waits
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """Pools weighted embeddings as `then` says: `[B,d,n] -> [B,d]`."""
         if self.then == "max":
             return cells.amax(-1)
         if self.exponent is not None:
-            return cells.clamp(min=1e-6).pow(self.exponent).mean(-1).pow(1 / self.exponent)
+            return generalized_mean(cells, self.exponent, eps=1e-6)
         return cells.mean(-1)
 
     def summary(self, inputs: Tensor) -> Tensor:

@@ -224,7 +224,7 @@ def in_miniature(options: Options, folder: Path) -> Small:
             ("dataset", "strict", False),
             ("dataset", "cache", "none"),
             ("method", "warm_up", 0),
-            ("head", "init_steps", 0),
+            ("head", "init", "random"),
         ),
         *(("loss", "memory_from", 0), ("protocol", "clustering", bool(config.protocol.clustering))),
     ):

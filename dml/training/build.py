@@ -81,15 +81,15 @@ def build(config: DictConfig) -> Parts:
                 "dataset.cache=features begins in the middle of the network, but trainer.compile=true compiles all of "
                 "it: leave one of them out."
             )
-    _check_waits(method, config.trainer.max_steps)
+    _check_waits(method, config.trainer.max_steps, config.sampler.batch_size)
     method.configure_optimizers()  # so that options that torch refuses are told before anything is written
     return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
 
 
-def _check_waits(method: Method, steps: int) -> None:
+def _check_waits(method: Method, steps: int, images: int) -> None:
     """Raises UserError for a part of the training that would begin after the last step."""
     for module in method.modules():
-        for option, wait in module.waits().items() if isinstance(module, Waits) else ():
+        for option, wait in module.waits(images).items() if isinstance(module, Waits) else ():
             if wait and wait >= steps:
                 raise UserError(
                     f"{option} lasts {wait} of the {steps} steps: raise trainer.max_steps, or lower that option."

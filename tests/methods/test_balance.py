@@ -21,7 +21,10 @@ def _norm(loss: Tensor, outputs: Tensor) -> float:
     ("side", "options"),
     [
         ("divergence", ["method=abe", "method.M=3", "method.lambda_div=0.3"]),
-        ("divergence", ["method=mheads", "method.M=3", "method.lambda_div=0.3", "method.margin_div=3"]),
+        (
+            "divergence",
+            ["method=mheads", "method.M=3", "method.lambda_div=0.3", "method.margin_div=3", "method.balance=true"],
+        ),
         ("adversary", ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3"]),
         ("hinge", ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3", "method.adversary=hinge"]),
     ],
@@ -37,6 +40,28 @@ def test_a_weight_is_a_ratio_of_gradients(method_of: MethodOf, side: str, option
     assert unbounded == pytest.approx(0.3 * metric, rel=1e-3)
     printed = method_of(*options, "head.dim=24", f"loss={loss}", "method.balance=false")
     assert _norm(printed.objective(Output(raw, played=raw), batch)[side], raw) != pytest.approx(0.3 * metric, rel=1e-2)
+
+
+@pytest.mark.parametrize("options", [["method=abe"], ["method=deml"], ["method=deml", "method.adversary=hinge"]])
+def test_a_loss_with_named_terms_counts_with_their_sum(method_of: MethodOf, options: list[str]) -> None:
+    method = method_of(*options, "head.dim=24")
+    learners = len(method.losses)
+    for i in range(learners):
+        method.losses[i] = TwoTerms()
+    raw = torch.randn(8, learners, 24 // learners, requires_grad=True) + torch.randn(8, 1, 24 // learners)
+    batch = {"label": torch.arange(4).repeat(2), "index": torch.arange(8)}
+    terms = method.objective(Output(raw, played=raw), batch)
+    assert {"near", "far"} < set(terms)
+    assert float(method.balance.metric) == pytest.approx(_norm(terms["near"] + terms["far"], raw), rel=1e-5)
+
+
+class TwoTerms(torch.nn.Module):
+    """A loss that names its terms."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor, **_: Tensor) -> dict[str, Tensor]:
+        similar = embeddings @ embeddings.T
+        alike = labels[:, None] == labels
+        return {"near": -similar[alike].mean(), "far": similar[~alike].mean()}
 
 
 def test_it_follows_the_first_steps_and_stays() -> None:
@@ -57,9 +82,18 @@ def test_it_follows_the_first_steps_and_stays() -> None:
 def test_a_satisfied_side_loss_is_not_enlarged_without_end() -> None:
     balance = Balance()
     outputs = torch.ones(2, 1, 2, requires_grad=True)
-    assert float(balance.weight) == 1
-    assert balance(outputs.sum(), outputs, 0 * outputs.sum(), outputs, 0).item() == 0
+    balance(outputs.sum(), outputs, 1e-9 * outputs.sum(), outputs, 0)
     assert float(balance.weight) == pytest.approx(MOST)
+
+
+def test_without_a_gradient_there_is_no_ratio() -> None:
+    """As with M-heads, whose learners start farther apart than the margin of ABE's eq. 9."""
+    balance = Balance()
+    outputs = torch.ones(2, 1, 2, requires_grad=True)
+    assert float(balance.weight) == 1
+    for step in range(STEPS):
+        assert balance(outputs.sum(), outputs, 0 * outputs.sum(), outputs, step).item() == 0
+    assert balance.figures(STEPS) == {"side/weight": 1.0}
 
 
 def test_the_network_is_passed_once(method_of: MethodOf) -> None:

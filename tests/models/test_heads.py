@@ -30,6 +30,22 @@ def test_generalised_mean_approaches_the_maximum(features: torch.Tensor) -> None
     torch.testing.assert_close(pooled, features.amax((2, 3)), rtol=0.02, atol=0)
 
 
+@pytest.mark.parametrize("p", [3.0, 8.0, 30.0])
+def test_generalised_mean_of_a_channel_without_any_activation(p: float) -> None:
+    """In float32, where 1e-6 ** 8 is 0: values and gradients are those of double precision."""
+    features = torch.rand(2, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    features[0, 1] = 0
+    found = []
+    for kind in (torch.float32, torch.float64):
+        pool = GeneralizedMeanPool(p).to(kind)
+        seen = features.to(kind, copy=True).requires_grad_()
+        pooled = pool(seen)
+        pooled.sum().backward()
+        found.append([one.double() for one in (pooled.detach(), pool.p.grad, seen.grad)])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-7)
+    assert found[1][0][0, 1].item() == pytest.approx(1e-6)
+
+
 def test_generalised_mean_learns_p(features: torch.Tensor) -> None:
     pool = GeneralizedMeanPool().double()
     pool(features.requires_grad_()).sum().backward()

@@ -35,7 +35,19 @@ class GeneralizedMeanPool(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Pools features: `[B,C,h,w] -> [B,C,1,1]`."""
-        return F.adaptive_avg_pool2d(features.clamp(min=self.eps).pow(self.p), 1).pow(1 / self.p)
+        return generalized_mean(features.flatten(2), self.p, self.eps)[..., None, None]
+
+
+def generalized_mean(cells: Tensor, p: Tensor, eps: float) -> Tensor:
+    """Computes `(mean x^p)^(1/p)` along the last axis, with x clamped from below at eps: `[B,C,n] -> [B,C]`.
+
+    It is computed relative to the largest value. The power of small values would become 0 otherwise (1e-6 ** 8 does in
+    float32), and its root would have no gradient.
+    """
+    cells = cells.clamp(min=eps)
+    largest = cells.detach().amax(-1, keepdim=True)  # the result does not depend on this scale, nor does its gradient
+    powers = (cells / largest).pow(p)
+    return largest.squeeze(-1) * powers.mean(-1).pow(1 / p)
 
 
 class Weldon(nn.Module):
