@@ -36,20 +36,25 @@ class Loss(nn.Module, Waits):
         lr_factor: the loss's own parameters (proxies, beta) learn at the method's learning rate times this factor.
         memory_from: number of batches before a cross-batch memory is used (GSP section 1.6.7: 1,000); until then the
             loss sees the batch alone, without the memory's miner.
+        add_batch: the loss of the batch alone is added to that in the cross-batch memory, as in XBM's released code.
 
     Raises:
-        UserError: `memory_from` is set without a memory, the miner is for a loss that takes no pairs, or it cannot mine
-            in a memory.
+        UserError: `memory_from` or `add_batch` is set without a memory, the miner is for a loss that takes no pairs, or
+            it cannot mine in a memory.
     """
 
     def __init__(
-        self, loss: nn.Module, miner: nn.Module | None = None, lr_factor: Positive = 1.0, memory_from: WholeNumber = 0
+        self,
+        loss: nn.Module,
+        miner: nn.Module | None = None,
+        lr_factor: Positive = 1.0,
+        memory_from: WholeNumber = 0,
+        add_batch: bool = False,
     ) -> None:
         super().__init__()
-        if memory_from and not isinstance(loss, CrossBatchMemory):
-            raise UserError(
-                f"loss.memory_from={memory_from} needs a loss with a memory: choose loss=xbm or set loss.memory_from=0."
-            )
+        if (memory_from or add_batch) and not isinstance(loss, CrossBatchMemory):
+            option = f"memory_from={memory_from}" if memory_from else "add_batch=true"
+            raise UserError(f"loss.{option} needs a loss with a memory: choose loss=xbm or leave the option out.")
         if miner is not None:
             _check_miner(loss, miner)
         if miner is not None and isinstance(loss, CrossBatchMemory):
@@ -57,6 +62,7 @@ class Loss(nn.Module, Waits):
         self.loss = loss
         self.miner = miner
         self.lr_factor = lr_factor
+        self.add_batch = add_batch
         self.memory_from, self.batches = memory_from, 0  # batches: counted only until the memory is used
         parameters = list(inspect.signature(loss.forward).parameters.values())[2:]  # after embeddings and labels
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -84,10 +90,11 @@ class Loss(nn.Module, Waits):
                 f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {len(embeddings)}: "
                 "set loss.loss.memory_size to the size of several batches."
             )
-        loss: Any = self.loss
-        if self.batches < self.memory_from:
+        whole: Any = self.loss
+        alone = self.batches < self.memory_from
+        if alone:
             self.batches += 1
-            loss = self.loss.loss
+        loss = whole.loss if alone else whole
         if lacking := sorted(self.needs - auxiliary.keys()):
             raise UserError(
                 f"{type(loss).__name__} needs {', '.join(lacking)}, which this method does not compute: choose another "
@@ -96,8 +103,11 @@ class Loss(nn.Module, Waits):
         wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
             mined = () if self.miner is None else (self._mined(self.miner, embeddings, labels),)
-            value: Tensor | dict[str, Tensor] = loss(embeddings, labels, *mined, **wanted)
-        return value
+            value: Any = loss(embeddings, labels, *mined, **wanted)
+            if self.add_batch and not alone:
+                value = value + whole.loss(embeddings, labels)
+        result: Tensor | dict[str, Tensor] = value
+        return result
 
     def _mined(self, miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Runs the miner and converts its result to what the loss takes: masks, or indices of pairs or triplets."""

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pytorch_metric_learning.losses import TupletMarginLoss
+from pytorch_metric_learning.reducers import BaseReducer
 from torch import Tensor, nn
 
 from dml.configuration.ranges import NotNegative, Number, Positive, Share, Sharpness
@@ -117,6 +118,19 @@ class MultiSimilarity(nn.Module):
         """Computes the loss; `pairs` are the positive and the negative pairs, `[N,N]` bool each."""
         positive, negative = functional.all_pairs(labels) if pairs is None else pairs
         return functional.multi_similarity(embeddings, positive, negative, self.alpha, self.beta, self.base)
+
+
+class SumPerImage(BaseReducer):
+    """Sums a loss of pytorch-metric-learning over pairs, and divides by the number of images in the batch.
+
+    Its own reducers take the mean over pairs of each kind, so positive pairs weigh as much as negative ones, however
+    many there are.
+    """
+
+    def pos_pair_reduction(self, losses: Tensor, pairs: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return losses.sum() / len(embeddings)
+
+    neg_pair_reduction = pos_pair_reduction
 
 
 class TupletMargin(TupletMarginLoss):

@@ -1,5 +1,6 @@
 """Formulas against slow loops written from the papers' equations, in float64."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -74,6 +75,51 @@ def test_the_losses_of_diablo(configure: Callable[..., DictConfig]) -> None:
         assert not config.miner
         loss = instantiate(config.loss)
         assert loss(points, labels).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_triplet_loss_of_dces(configure: Callable[..., DictConfig]) -> None:
+    """Eq. 2, as it is configured, against a loop over semi-hard triplets on squared distances."""
+    points = F.normalize(torch.randn(12, 3, generator=torch.Generator().manual_seed(2)), dim=-1)
+    labels = torch.arange(4).repeat(3)
+    squared = [[sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for y in points.tolist()] for x in points.tolist()]
+    violations = [
+        squared[a][p] - squared[a][n] + 0.2
+        for a, p, n in itertools.product(range(12), repeat=3)
+        if a != p and labels[a] == labels[p] and labels[n] != labels[a]
+    ]
+    semihard = [one for one in violations if 0 < one <= 0.2]
+    assert 3 < len(semihard) < len(violations)
+    config = configure("loss=dces/triplet")
+    loss = instantiate(config.loss, miner=instantiate(config.miner))
+    assert loss(points, labels).item() == pytest.approx(sum(semihard) / len(semihard), rel=1e-5)
+
+
+def test_the_contrastive_loss_of_xbm(configure: Callable[..., DictConfig]) -> None:
+    """C1 as it is configured, with and without a memory, against a loop over pairs on cosines (GSP section 1.6.7)."""
+
+    def expected(batch: torch.Tensor, seen: torch.Tensor, labels: torch.Tensor, of_seen: torch.Tensor) -> float:
+        total = 0.0
+        for i, j in itertools.product(range(len(batch)), range(len(seen))):
+            cosine = sum(a * b for a, b in zip(batch[i].tolist(), seen[j].tolist(), strict=True))
+            if labels[i] == of_seen[j] and cosine < 1 - 1e-5:  # not an image with itself
+                total += 1 - cosine
+            elif labels[i] != of_seen[j] and cosine > 0.5:
+                total += cosine - 0.5
+        return total / len(batch)
+
+    generator = torch.Generator().manual_seed(3)
+    batches = [F.normalize(torch.randn(8, 3, generator=generator), dim=-1) for _ in range(3)]
+    labels = torch.arange(4).repeat(2)
+    alone = instantiate(configure("loss=gsp/c1").loss)
+    config = configure("experiment=gsp_cub", "dataset=birds100", "loss=gsp/xbm", "loss.memory_from=1")
+    config.loss.loss.update(memory_size=16, embedding_size=3)
+    remembered = instantiate(config.loss)
+    for step, batch in enumerate(batches):
+        of_batch = expected(batch, batch, labels, labels)
+        assert alone(batch, labels).item() == pytest.approx(of_batch, rel=1e-5)
+        seen = batches[1 : step + 1]  # the first batch came before the memory
+        of_memory = expected(batch, torch.cat(seen), labels, labels.repeat(len(seen))) if seen else 0
+        assert remembered(batch, labels).item() == pytest.approx(of_batch + of_memory, rel=1e-5)
 
 
 def test_cosine_contrastive_without_pairs() -> None:

@@ -67,3 +67,5 @@ def test_a_memory_that_waits() -> None:
         torch.testing.assert_close(waiting(batch, labels), fresh(batch, labels))
     with pytest.raises(UserError, match=r"loss\.memory_from=3"):
         Loss(ContrastiveLoss(), memory_from=3)
+    with pytest.raises(UserError, match=r"loss\.add_batch=true needs a loss with a memory"):
+        Loss(ContrastiveLoss(), add_batch=True)

@@ -324,7 +324,8 @@ def test_the_papers_settings(configure: Configure, benchmark: str) -> None:
     found = config("triplet")
     assert found.loss.loss.margin == found.miner.margin == triplet
     found = config("xbm").loss
-    assert (found.loss.memory_size, found.memory_from, found.loss.loss.neg_margin) == (32 * batches, 1000, 0.5)
+    assert (found.loss.memory_size, found.memory_from, found.add_batch) == (32 * batches, 1000, True)
+    assert found.loss.loss == config("c1").loss.loss
     baseline = configure(f"experiment=gsp_{benchmark}", "dataset=birds100", "method=baseline", "head=delf")
     assert baseline.optimizer._target_ == "torch.optim.Adam"
     assert baseline.image_size == 227

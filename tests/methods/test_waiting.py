@@ -39,6 +39,7 @@ LOSSES = {
     "circle": 15,
     "contrastive": 6,
     "cosface": 2,
+    "dces/triplet": 6,
     "diablo/triplet": 3,
     "lifted_structure": 2,
     "margin": 5,
