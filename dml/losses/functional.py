@@ -99,7 +99,7 @@ def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
 def binomial_deviance(
     embeddings: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 0.5, gamma: float = 25.0
 ) -> Tensor:
-    """Binomial deviance of cosine similarities (Yi et al. 2014; DIABLO section 3.5, DeML section 4.1).
+    """Binomial deviance of cosine similarities (Yi et al. 2014; DIABLO section 3.5, DeML section 3.3).
 
     `mean_pos log(1 + exp(-alpha (s - beta))) + mean_neg log(1 + exp(alpha gamma (s - beta)))`, means over the positive
     and over the negative pairs; a kind of pair that the batch lacks contributes zero.
