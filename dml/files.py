@@ -32,7 +32,14 @@ LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file; those of runs
 
 def write_atomically(path: Path, content: str) -> None:
     """Writes a temporary file and renames it. A kill or a power cut leaves either the old or the new file, whole."""
-    with atomic_path(path) as new, new.open("w") as file:
+    with atomic_path(path) as new:
+        write_through(new, content)
+
+
+def write_through(path: Path, content: str) -> None:
+    """Writes a file and flushes it to the disk."""
+    # Names of files may have bytes that are not UTF-8: Python's lone surrogates, which are written as escapes.
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -214,7 +221,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], step: int) -> None:
     """Writes a trained network without a pickle: `model.safetensors`, and `config.yaml`, from which the network is
-    built again.
+    built again. If the weights cannot be written, older files stay as they are.
 
     Args:
         folder: where to write.
@@ -222,11 +229,11 @@ def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[s
         config: plain containers, without OmegaConf's references.
         step: of the training, written into the metadata of the weights.
     """
-    write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
     laid_out = {name: value.contiguous() for name, value in tensors.items()}
     with atomic_path(folder / NETWORK) as new:
         # Not save_file, whose file only its owner can read.
         new.write_bytes(save(laid_out, metadata={"format": "pt", "step": str(step)}))
+        write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
 def _network(path: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """How commands end: one sentence for a mistake, quietly where nobody reads."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from dml import experiment
+from dml import experiment, run
 from dml.configuration.command_line import ending, hydra_sentence
 from dml.configuration.composition import composed
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
+from tests.conftest import TINY
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,7 @@ from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserEr
     [
         (UserError("a is wrong: b."), MISTAKE, "dml: a is wrong: b.\n"),
         (FileNotFoundError(2, "No such file or directory", "a.txt"), MISTAKE, "dml: a.txt cannot be written or read"),
+        (OSError(27, "File too large"), MISTAKE, "dml: A file or the standard output cannot be written or read (File"),
         (Interrupted("SIGTERM"), INTERRUPTED, "dml: Stopped by SIGTERM"),
         (KeyboardInterrupt(), CTRL_C, ""),
         (SystemExit(1), 1, ""),
@@ -78,6 +81,7 @@ main()
         (["image_sise=64"], r"image_sise is no option: did you mean image_size\?$"),
         (["qqq=1"], r"qqq is no option: choose among backbone, .*dataset, .*, transform\.$"),
         (["lr=[1"], r"no viable alternative at input '\[1'"),
+        (["seed=Tür"], r"seed=Tür cannot be read: .*, so write \"seed='Tür'\"\.$"),
     ],
 )
 def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) -> None:
@@ -86,6 +90,36 @@ def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) ->
     said = hydra_sentence(caught.value)
     assert re.match(sentence, said)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("dataset=null", "A group of options cannot be null: choose one of its files"),
+        ("~method", "method is missing, and every run has it: leave out ~method."),
+        ("~report", "report is missing, and every run has it: leave out ~report."),
+        ("~trainer.max_steps", "trainer.max_steps is missing: leave out ~trainer.max_steps."),
+        ("lr=${lr}", "A reference ${...} among the options cannot be resolved"),
+    ],
+)
+def test_what_a_run_cannot_do_without(
+    typed: str, sentence: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run", *TINY, f"paths.output_dir={tmp_path / 'run'}", typed])
+    with pytest.raises(SystemExit) as left:
+        run.main()
+    assert left.value.code == MISTAKE
+    assert capsys.readouterr().err.startswith(f"dml: {sentence}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_standard_output_is_named() -> None:
+    script = "from dml.configuration.command_line import ending\nwith ending():\n    print('x')"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    line = [sys.executable, "-c", script]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert done.stderr.startswith("dml: The standard output cannot be written or read (No space left on device)")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Whole runs, small: every head, method and logger in conf/ trains, evaluates and reports."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from dml.training.rebuild import load_method
 from dml.training.run import run
 from tests.components import but_slow, components, on_transformers
 from tests.conftest import TINY
+from tests.runs import photographs
 
 Configure = Callable[..., DictConfig]
 
@@ -144,6 +146,16 @@ def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
     for name in ("curves", "gallery", "learners", "similarities", "attention", "first", "easiest"):
         with Image.open(abe_folder / "figures" / f"{name}.png") as picture:
             assert min(picture.size) > 300
+
+
+def test_names_that_are_not_utf8_have_a_report(configure: Configure, tmp_path: Path) -> None:
+    photographs(tmp_path / "photos", each=6)
+    for place in (*(tmp_path / "photos").glob("*/*.png"), *(tmp_path / "photos").iterdir()):
+        place.rename(os.fsdecode(os.fsencode(place) + b"\xfc" + os.fsencode(place.suffix)))
+    folder = ["dataset=folder", f"dataset.root={tmp_path / 'photos'}", "transform=unchanged", "sampler.batch_size=8"]
+    options = [*(one for one in TINY if not one.startswith("dataset")), *folder, "report=true", "trainer.max_steps=2"]
+    assert run(configure(*options), options)["data/test/images"] == 12
+    assert "class2\\udcfc" in (Path(configure(*options).paths.output_dir) / "report.html").read_text()
 
 
 def test_a_checkpoint_rebuilds_the_method(abe_folder: Path) -> None:

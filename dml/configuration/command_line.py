@@ -30,7 +30,7 @@ def ending(files: bool = True) -> Iterator[None]:
             yield
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, since a closed pipe is caught quietly below
+                _flush()  # here, since a closed pipe is caught quietly below
     except UserError as mistake:
         stop(str(mistake))
     except Unfaithful as sentence:
@@ -53,7 +53,18 @@ def ending(files: bool = True) -> Iterator[None]:
     except OSError as error:
         if not files:
             raise
-        stop(f"{error.filename or 'The standard output'} cannot be written or read ({error.strerror or error}).")
+        where = error.filename or "A file or the standard output"
+        stop(f"{where} cannot be written or read ({error.strerror or error}).")
+
+
+def _flush() -> None:
+    """Flushes the standard output. Its errors, but for a closed pipe, name it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "The standard output") from error
 
 
 def _nobody_reads() -> bool:
@@ -75,12 +86,29 @@ def hydra_sentence(error: Exception) -> str:
     where = error.__cause__
     if isinstance(where, ConfigKeyError | ConfigAttributeError) and str(error).startswith("Could not override"):
         return _unknown(where)
+    if isinstance(error, OverrideParseException) and (quoted := _quoted(str(error.override))):
+        return f"{error.override} cannot be read: Hydra takes few characters without quotes, so write {quoted}."
     said = [" ".join(str(error).split()) or type(error).__name__]
+    if is_group_null(error):
+        return "A group of options cannot be null: choose one of its files, as in dataset=glyphs (--help lists them)."
     if error.__cause__ is not None and str(error.__cause__).strip():
         said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
     if "does not support sweep type" in said[0]:
         said.append("- to sweep over such a range, set hydra/sweeper=optuna")
     return " ".join(said).rstrip(".?") + "."
+
+
+def is_group_null(error: Exception) -> bool:
+    """Says whether Hydra could not compose because a group was set to null, as in `dataset=null`."""
+    return isinstance(error, ValueError) and str(error).startswith("Config group override must be")
+
+
+def _quoted(override: str) -> str:
+    """Returns an override as it is typed with its value in quotes; empty if its value was to be more than a word."""
+    name, _, value = override.partition("=")
+    if not value or any(sign in value for sign in "'\"[]{}()$,"):
+        return ""
+    return f"\"{name}='{value}'\""
 
 
 def _unknown(error: OmegaConfBaseException) -> str:

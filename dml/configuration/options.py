@@ -124,12 +124,15 @@ def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
         UserError: an option is unknown, has no value, or is not of its type or in its range, or a component does not
             exist. The sentence names the option.
     """
+    needed = {"seed", "image_size", "lr", "report"} | (_groups() - {"rerank", "experiment", "sweep", "debug"})
+    for name in sorted(needed - {*without, *map(str, config)}):
+        raise UserError(f"{name} is missing, and every run has it: leave out ~{name}.")
     check_plain(filled(config, without))
 
 
 def check_plain(container: Mapping[str, Any]) -> None:
     """Does the same as `check`, for a configuration in plain containers."""
-    groups = {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+    groups = _groups()
     for name in sorted(container.keys() - COMMON.keys() - groups):
         raise UserError(f"{name} is no option{_near(name, {*COMMON, *groups})}.")
     for name in sorted(COMMON.keys() & container.keys()):  # checked first, since other options refer to them
@@ -150,6 +153,10 @@ def check_plain(container: Mapping[str, Any]) -> None:
                 numbers = {axis.name for axis in axes_of(value)}
                 value = {option: given for option, given in value.items() if given is not None or option not in numbers}
             _walk(name, value)
+
+
+def _groups() -> set[str]:
+    return {folder.name for folder in CONF.iterdir() if folder.is_dir()}
 
 
 def _check_own(group: str, node: Any, own: Mapping[str, Any]) -> Any:

@@ -149,7 +149,8 @@ def images_below(path: Path) -> list[str]:
         UserError: there are none; the message says whether a deeper folder has some.
     """
     with os.scandir(path) as entries:
-        files = [e.path for e in entries if _is_image(e.name) and e.is_file()]
+        # Also links to nothing and pipes, which are then named with the files that cannot be read.
+        files = [e.path for e in entries if _is_image(e.name) and not e.is_dir()]
     if not files:
         deeper = next(_with_images(path), None)
         remedy = "fill it or remove it"

@@ -48,8 +48,8 @@ def decode(source: str | IO[bytes], box: Box | None = None) -> Image.Image:
 
     Raises:
         Exception: of many types; its text says why the image cannot be read: it is no regular file, none of `FORMATS`,
-            damaged, larger than PIL's limit, has pixels of unknown range, or is more than `MOST_OBLONG` times as long
-            as wide.
+            damaged, larger than PIL's limit, has pixels of unknown range, is more than `MOST_OBLONG` times as long as
+            wide, or does not reach to the box.
     """
     with _opened(source) as file, _image(file) as image:
         image.load()
@@ -130,7 +130,13 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _cut(image: Image.Image, box: Box) -> Image.Image:
-    """Cuts the box out of an image; the result has at least one pixel."""
+    """Cuts the box out of an image; the result has at least one pixel.
+
+    Raises:
+        ValueError: the box lies outside the image.
+    """
+    if box[0] >= image.width or box[1] >= image.height:
+        raise ValueError(f"its box, from {box[0]:g} {box[1]:g}, lies outside its {image.width} x {image.height} pixels")
     left, upper = (min(max(0, round(low)), size - 1) for low, size in zip(box[:2], image.size, strict=True))
     right, lower = (round(high) for high in box[2:])
     return image.crop((left, upper, min(max(right, left + 1), image.width), min(max(lower, upper + 1), image.height)))

@@ -210,4 +210,6 @@ def _boxes(listing: Listing) -> np.ndarray | None:
             left = upper = right = lower = math.nan
         if not (0 <= left < right < math.inf and 0 <= upper < lower < math.inf):
             listing.tell(number, f"has {said['box']!r} as box, which is not left upper right lower, in pixels")
+        elif right - left < 1 or lower - upper < 1:
+            listing.tell(number, f"has {said['box']!r} as box, which is smaller than a pixel: it has to be in pixels")
     return found

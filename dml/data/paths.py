@@ -16,14 +16,15 @@ import numpy as np
 
 CHUNK = 1 << 16  # paths that are held as str at a time
 
-NO_FILE, CLOSED = -1, -2  # stand in place of a size: no such file; its folder may not be read
+NO_FILE, CLOSED = -1, -2  # stand in place of a size: no such file; its folder may not be read, or it links to nothing
 
 
 class Files(NamedTuple):
     """Sizes, times and identities of the files at N paths.
 
     Attributes:
-        sizes: `[N]` int64, in bytes; `NO_FILE` if there is no file, `CLOSED` if its folder may not be read.
+        sizes: `[N]` int64, in bytes; `NO_FILE` if there is no file, `CLOSED` if its folder may not be read or it
+            is a link to nothing.
         times: `[N]` int64, of the last change, in nanoseconds; 0 if there is no size.
         places: `[N]` int64; two paths have the same number if they lead to the same file through linked folders.
     """
@@ -203,5 +204,5 @@ def _size_and_time(path: str) -> tuple[int, int]:
     except PermissionError:
         return CLOSED, 0
     except (OSError, ValueError):
-        return NO_FILE, 0
+        return (CLOSED if os.path.islink(path) else NO_FILE), 0
     return status.st_size, status.st_mtime_ns

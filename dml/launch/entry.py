@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from dml.configuration.command_line import ending, hydra_sentence
+from dml.configuration.command_line import ending, hydra_sentence, is_group_null
 from dml.configuration.composition import CONF
 from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError, stop
 from dml.process import end_with_parent, no_more, stop_when_told, wait_for_the_first_rank
@@ -41,6 +42,13 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             raise SystemExit(INTERRUPTED) from None
         except KeyboardInterrupt:
             raise SystemExit(CTRL_C) from None
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            if not (removed := [one for one in HydraConfig.get().overrides.task if one.startswith("~")]):
+                own.append(error)
+                raise
+            stop(f"{error.full_key} is missing: leave out {' '.join(removed)}.")
+        except InterpolationResolutionError as error:
+            stop(f"A reference ${{...}} among the options cannot be resolved ({str(error).splitlines()[0]}).")
         except Exception as error:
             own.append(error)
             raise
@@ -58,10 +66,11 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
         except Exception as error:
             if error in own or Sweep.crashed or isinstance(error, BrokenPipeError | Interrupted):
                 raise
-            if not isinstance(error, HydraException | OmegaConfBaseException) and not Sweep.began:
+            told = isinstance(error, HydraException | OmegaConfBaseException) or is_group_null(error)
+            if not told and not Sweep.began:
                 raise
             sentence = hydra_sentence(error)
-            if not isinstance(error, HydraException | OmegaConfBaseException):  # raised by a plug-in
+            if not told:  # raised by a plug-in
                 sentence = f"the sweep ended ({sentence.rstrip('.')}): check hydra.sweeper.* and hydra.launcher.*"
             if not Sweep.failed:
                 stop(sentence)

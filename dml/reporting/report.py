@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dml.configuration.composition import output_dir
 from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import HEADLINE, metric
 from dml.figures import course, embeddings, galleries
@@ -115,7 +116,7 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
         "method": made.method["_target_"].rsplit(".", 1)[1],
         "dataset": said["data set"],
         "settings": said | known,
-        "command": shlex.join([*shlex.split(start["command"]), f"paths.output_dir={folder}"]),
+        "command": shlex.join([*shlex.split(start["command"]), output_dir(folder)]),
         "tested": tested_on(metrics),
         "monitor": monitor(metrics),
         "interval": ends,

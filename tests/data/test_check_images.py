@@ -62,6 +62,16 @@ def test_stop_names_every_bad_file_and_the_remedy(tree: Path, tmp_path: Path) ->
     assert "dataset.unreadable=skip" in sentence
 
 
+def test_links_to_nothing_and_pipes_are_named(tree: Path, tmp_path: Path) -> None:
+    (tree / "a" / "link.jpg").symlink_to(tmp_path / "not mounted" / "1.jpg")
+    os.mkfifo(tree / "b" / "pipe.jpg")
+    with pytest.raises(UserError) as caught:
+        readable(folder(str(tree)), tmp_path / "cache")
+    assert "5 of the 11 images" in str(caught.value)
+    for name in ("a/link.jpg", "b/pipe.jpg"):
+        assert str(tree / name) in str(caught.value)
+
+
 def test_skip_leaves_them_out_by_name(tree: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"left out 3 images .*a/2\.jpg.*b/2\.jpg.*c/2\.jpg"):
         records = readable(folder(str(tree), unreadable="skip"), tmp_path / "cache")

@@ -147,6 +147,7 @@ def test_a_csv_gives_roles(tree: Path, tmp_path: Path) -> None:
             "line 2 of .* has '3 0 1 2' as box, which is not left upper right lower",
         ),
         ("path,label,box\nb/2.jpg,b,0 0 nan 2\n", "line 2 of .* has '0 0 nan 2' as box"),
+        ("path,label,box\nb/2.jpg,b,.1 0 .9 .5\n", "line 2 of .* has '.1 0 .9 .5' as box, .*: it has to be in pixels"),
         ("path,label,split\nb/2.jpg,b,train\nc/é.webp,c,\n", "line 3 of .* gives 'c' the split ''"),
         ("path,label,split\nb/2.jpg,b,train\nc/é.webp,c,query\n", "only one of query and gallery"),
         ("path,label,split\nb/2.jpg,b,train\nb/10.JPG,b,test\n", "class 'b' .* is both in training and in evaluation"),

@@ -85,6 +85,13 @@ def test_a_box_is_of_the_stored_pixels(tmp_path: Path) -> None:
     assert np.array_equal(decode(str(tmp_path / "a.png"), (3, 5, 13, 20)), np.rot90(pixels[5:20, 3:13], -1))
 
 
+@pytest.mark.parametrize("box", [(40, 0, 50, 10), (0, 24, 10, 30)])
+def test_a_box_outside_the_image_is_told(tmp_path: Path, box: tuple[int, int, int, int]) -> None:
+    Image.fromarray(np.zeros((24, 40, 3), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"its box, from \d+ \d+, lies outside its 40 x 24 pixels"):
+        decode(str(tmp_path / "a.png"), box)
+
+
 def test_damaged_metadata_does_not_matter(tmp_path: Path) -> None:
     Image.fromarray(RAMP).save(tmp_path / "a.png", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     with quiet():
