@@ -51,7 +51,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield new
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+            error.filename = str(path)
         new.unlink(missing_ok=True)
         raise
     os.replace(new, path)

@@ -2,16 +2,19 @@
 
 import json
 import re
+import resource
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from dml.configuration.composition import CONF, composed
+from dml.configuration.composition import CONF, composed, folder_option
 from dml.errors import UserError
 from dml.experiment import main
 from dml.figures.course import recall_over_steps
@@ -23,7 +26,7 @@ from dml.papers.measured import Compared, Measurement
 from dml.papers.page import markdown, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
-from dml.papers.trainings import commands, finished
+from dml.papers.trainings import commands, finished, folder_of
 from dml.runs.folder import RunFolder
 
 ALL = names()
@@ -248,6 +251,36 @@ def test_what_is_measured_is_recorded_and_shown(
     assert 'src="/' not in page
 
 
+@pytest.mark.parametrize(
+    ("folder", "quoted"),
+    [
+        ("runs/a-1_2.b", False),
+        ("/data/null", False),
+        ("2026", True),
+        ("null", True),
+        ("exp Köln/a", True),
+        ("it's/a", True),
+        ("a,b/c", True),
+        ("(a)/seed=0", True),
+        ("a/b\\", True),
+        ("a\\'b/c", True),
+    ],
+)
+def test_hydra_reads_a_folder_as_it_is_called(folder: str, quoted: bool) -> None:
+    option = folder_option("sweep_dir", Path(folder))
+    (parsed,) = OverridesParser.create().parse_overrides([option])
+    assert not parsed.is_sweep_override()
+    assert composed(option).paths.sweep_dir == folder
+    assert ("'" in option) == quoted
+
+
+def test_commands_for_a_folder_of_any_name(little: Experiment, tmp_path: Path) -> None:
+    out = tmp_path / "exp Köln, it's 1"
+    ((command, _),) = commands(little.trainings(seeds=[0]), out)
+    assert composed(command[-1]).paths.sweep_dir == str(out / little.trainings()[0].key)
+    assert in_miniature(("dataset=glyphs",), out).config.paths.data_dir == str(out / "data")
+
+
 def test_records_of_rows_that_changed_since_are_no_measurements(little: Experiment, tmp_path: Path) -> None:
     found = sizes_of(little)
     keep(little, found)
@@ -413,7 +446,12 @@ def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: P
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is not possible: use --seeds instead"),
         (["record", "abe/table2", "--set", "paths.data_dir=x"], "=x is not possible: use --out, or DML_DATA and"),
-        (["report", "abe/table2", "--out", "/dev/null/x"], "/dev/null/x cannot be written or read (Not a directory)"),
+        (["run", "abe/table2", "--dry-run", "--set", "lr=abc"], "abe/table2, ABE-8^512: lr=abc has to be a number."),
+        (["run", "abe/table2", "--set", "method.m=3"], "abe/table2, ABE-8^512: method.m is no option: choose"),
+        (["run", "abe/table2", "--dry-run", "--set", "foo"], "--set foo is not possible: write OPTION=VALUE."),
+        (["run", "abe/table2", "--out", "/dev/null", "--dry-run"], "--out /dev/null is not possible, as /dev/null is"),
+        (["record", "abe/table2", "--out", "/dev/null/x"], "--out /dev/null/x is not possible, as /dev/null is no"),
+        (["report", "abe/table2", "--out", "/dev/null/x"], "--out /dev/null/x is not possible, as /dev/null is"),
         (["run", "abe/table2", "--seeds", "-1", "--dry-run"], "--seeds=-1 has to be"),
         (["run", "abe/table2", "--dry-run", "--record"], "--record: not allowed with argument --dry-run"),
         (["record", "abe/table2", "--sizes", "--set", "lr=1"], "leave out --set"),
@@ -439,7 +477,64 @@ def test_mistakes(
 def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
-    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown key, part or column 'R@2'"):
+    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown part or column 'R@2'"):
+        find(["us"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{name: theirs", "{nam: theirs", "rows[1].name is missing"),
+        ("{name: theirs,", "{name: theirs, overides: [lr=1],", "rows[1].overides is unknown"),
+        ("{name: theirs, published: {glyphs: {R@1: 60.0}}}", "x", "rows[1] has to have keys"),
+        ("R@1: 60.0", "R@1: sixty", "rows[1].published.glyphs.R@1 has to be a number"),
+        ("parts:\n  glyphs:", "parts: []\nrows: []\nfigure:\n  x:", "parts has to have keys"),
+        ("seeds: [0, 1]", "seeds: [0, one]", "seeds[1] has to be a whole number"),
+        ("title: Little", "title: [Little]", "title has to be text"),
+        ("title: Little", "title: 2026-01-01", "date"),
+        ("title: Little", "title: 'Little", "while scanning a quoted scalar"),
+    ],
+)
+def test_a_file_of_another_form(little: Experiment, old: str, new: str, said: str) -> None:
+    path = little.record.with_suffix(".yaml")
+    content = path.read_text()
+    assert old in content
+    content = content.replace(old, new)
+    path.write_text(content[: content.index("\nrows:\n  -")] if "rows: []" in content else content)
+    with pytest.raises(UserError, match=r"table1\.yaml cannot be read as an experiment: ") as refused:
+        find(["us"])
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"measured": ["cut sho', "Unterminated string"),
+        ("[]", "its content has to have keys"),
+        ("", "Expecting value"),
+        ("[" * 100_000, "recursion"),
+        ('{"measured": []}', "compared is missing"),
+        ('{"measured": [], "compared": {}}', "compared has to be a list"),
+        ('{"measured": [3], "compared": []}', "measured[0] has to have keys"),
+        ('{"measured": [], "compared": [], "tuned": [], "more": 1}', "more is unknown"),
+        ('{"measured": [], "compared": [], "tuned": [{"odd": 1}]}', "tuned[0]."),
+    ],
+)
+def test_a_damaged_record(little: Experiment, content: str, said: str) -> None:
+    little.record.write_text(content)
+    with pytest.raises(UserError, match=r"table1\.json is damaged \(.*\): take it back from git") as refused:
+        find(["us"])
+    assert said in str(refused.value)
+
+
+def test_a_record_with_a_figure_that_is_no_number(little: Experiment) -> None:
+    (size,) = sizes_of(little)
+    keep(little, [replace(size, hardware="a machine called \udcff")])  # a byte that is not UTF-8 is no damage
+    assert read_experiment("us/table1").measured
+    content = json.loads(little.record.read_text())
+    content["measured"][0]["metrics"]["model/params"] = "many"
+    little.record.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"\(measured\[0\]\.metrics\.model/params has to be a number\): take it back"):
         find(["us"])
 
 
@@ -483,6 +578,97 @@ def test_what_is_finished_is_recorded(
     command(monkeypatch, "record", "us", "--out", str(tmp_path / "out"))
     (one,) = read_experiment("us/table1").measured
     assert (one.seed, one.metrics["test/recall@1"]) == (1, 0.25)
+
+
+@pytest.fixture
+def trained(little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path) -> list[Path]:
+    """The folders of both trainings of the row, as if they were finished, below `out`."""
+    folders = []
+    for training in little.trainings():
+        folder = RunFolder(folder_of(training, tmp_path / "out"))
+        folder.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+        folder.write_metrics({"test/recall@1": 0.25, "run/seconds": 1.0})
+        folders.append(folder.path)
+    return folders
+
+
+@pytest.mark.parametrize("content", ['{"test/recall@1": 0.2', "[]", '{"test/recall@1": "good"}', ""])
+def test_damaged_figures_are_told_and_not_finished(
+    little: Experiment, trained: list[Path], tmp_path: Path, content: str
+) -> None:
+    (trained[1] / "metrics.json").write_text(content)
+    with pytest.raises(UserError, match=r"seed=1/metrics\.json is damaged.*: repeat the run"):
+        measure(little, [], tmp_path / "out")
+    assert [finished(one, tmp_path / "out") for one in little.trainings()] == [trained[0], None]
+
+
+def test_figures_of_a_script_are_damaged(little: Experiment, tmp_path: Path) -> None:
+    row = replace(little.rows["mine"], overrides=None, command=["experiments/gsp/toy.py"])
+    scripted = replace(little, rows={"mine": row})
+    (training,) = scripted.trainings()
+    file = folder_of(training, tmp_path) / "metrics.json"
+    file.parent.mkdir(parents=True)
+    for content, whole in (
+        ('{"settings": {"data": "x"}, "mine": {"test/recall@1": 0.5}}', True),
+        ('{"other": {}}', True),  # it ran before it had this row
+        ('{"mine": 0.5}', False),
+        ('{"mine": {"test/recall@1": "good"}}', False),
+        ("[]", False),
+        ('{"mine"', False),
+    ):
+        file.write_text(content)
+        assert (finished(training, tmp_path) is not None) == whole
+        if not whole:
+            with pytest.raises(UserError, match=r"metrics\.json is damaged.*: run the script again"):
+                measure(scripted, [], tmp_path)
+
+
+def test_a_copy_beside_a_training_is_not_recorded(little: Experiment, trained: list[Path], tmp_path: Path) -> None:
+    for name in ("seed=0.bak", "seed=x", "seed=00", "seed=-1"):
+        (trained[0].with_name(name)).mkdir()
+        (trained[0].with_name(name) / "metrics.json").write_text("{}")
+    assert [one.seed for one in measure(little, [], tmp_path / "out")] == [0, 1]
+
+
+@pytest.mark.usefixtures("little")
+def test_changes_are_checked_once_for_rows_that_choose_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And not at all without changes."""
+    file = tmp_path / "experiments" / "us" / "table1.yaml"
+    more = "".join(f"  - {{name: of {m}, overrides: [method=abe, method.M={m}]}}\n" for m in (2, 4, 8))
+    file.write_text(file.read_text() + more)
+    places: list[str] = []
+    monkeypatch.setattr("dml.papers.actions.checked", lambda place, options: places.append(place))
+    run(["us"], dry_run=True)
+    assert not places
+    run(["us"], changes=["lr=1"], dry_run=True)
+    assert places == ["us/table1, mine", "us/table1, of 2"]
+    commands_ = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [("lr=1" in words) for words in commands_] == [False] * 4 + [True] * 4
+
+
+def test_a_change_that_does_not_fit_is_told_before_anything_is_printed(
+    little: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = little.record.with_suffix(".yaml")
+    file.write_text(file.read_text() + "  - {name: ABE, overrides: [method=abe]}\n")
+    with pytest.raises(UserError, match=r"us/table1, mine: method\.M is no option"):
+        run(["us"], changes=["method.M=4"], dry_run=True)
+    assert capsys.readouterr().out == ""
+    run(["us"], rows=["ABE"], changes=["method.M=4"], dry_run=True)
+    assert " method.M=4 " in capsys.readouterr().out
+
+
+def test_a_page_for_which_there_is_no_room(little: Experiment, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(UserError, match=r"/out/index\.html cannot be written \(File too large\): make room, or"):
+            write_page([little], tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_the_table_of_losses_and_the_guide_have_all() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from dml.configuration.composition import composed
 from dml.errors import UserError
 from dml.papers import actions
 from dml.papers.catalogue import read_experiment
@@ -63,6 +64,8 @@ def test_a_row_is_trained_with_what_its_search_found(
     assert search.options == ("lr=choice(0.001)", "method.M=choice(2,4)")
     words = command_of_search(search, tmp_path)
     assert {"hydra.sweeper.n_trials=2", "protocol=tuning", "method=abe"} <= set(words)
+    place = tmp_path / "exp Köln"
+    assert composed(command_of_search(search, place)[-1]).paths.sweep_dir == str(place / search.key)
     searched(search, tmp_path, configure, 0.1, 0.3, 0.2)
     found = tuned(search, [], tmp_path)
     assert found.chosen == ["lr=2e-3", "method.M=2"]
@@ -128,6 +131,14 @@ def test_commands_of_a_dry_run(little: Experiment, capsys: pytest.CaptureFixture
     actions.run(["us"], dry_run=True)
     printed = capsys.readouterr().out.splitlines()
     assert ["hydra/sweeper=optuna" in line for line in printed] == [True, True, False, False]
+
+
+@pytest.mark.usefixtures("little")
+def test_changes_are_checked_with_the_searches(capsys: pytest.CaptureFixture[str]) -> None:
+    """The row itself would be trained with such a change, but not searched."""
+    with pytest.raises(UserError, match=r"us/table1, ABE: method\.M is no option"):
+        actions.run(["us"], rows=["ABE"], changes=["method=baseline"], dry_run=True)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("little")

@@ -86,7 +86,7 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
             "compared_with: one",
             "the row 'one' has a pattern, and nothing that it is compared with",
         ),
-        ("[method.M=2]", "[method.M=2], without: [R@9]", "the row 'two' has an unknown key, part or column 'R@9'"),
+        ("[method.M=2]", "[method.M=2], without: [R@9]", "the row 'two' has an unknown part or column 'R@9'"),
         ("compared_with: four\n", "", "the row 'one' has a pattern, and nothing that it is compared with"),
     ],
 )

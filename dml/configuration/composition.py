@@ -1,8 +1,10 @@
 """Finds `conf/`, composes a configuration from it, and lists the options that do not change what a run computes."""
 
+import re
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -18,9 +20,15 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def output_dir(folder: Path) -> str:
-    """Returns the override that names the folder of a run. Quoted: Hydra takes few characters bare."""
-    quoted = str(folder).replace("'", "\\'")
-    return f"paths.output_dir='{quoted}'"
+    """Returns the override that names the folder of a run."""
+    return folder_option("output_dir", folder)
+
+
+def folder_option(name: str, folder: Path) -> str:
+    """Returns the override that names a folder of `paths`, such as its `sweep_dir`. The folder is quoted where Hydra
+    might read it otherwise: it takes few characters bare, and takes 2026 for a number."""
+    plain = re.fullmatch(r"[\w./-]*/[\w./-]*", str(folder), re.ASCII)
+    return f"paths.{name}={folder if plain else QuotedString(str(folder), Quote.single).with_quotes()}"
 
 
 # These options say how and where a run is executed, not what it computes: they may change when it is resumed.

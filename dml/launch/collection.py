@@ -1,12 +1,14 @@
 """Protocols of several trainings: all are trained one after another, each in its own folder, and then summarised."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.mlrc import write_aggregate
+from dml.configuration.composition import output_dir
 from dml.configuration.options import check
 from dml.configuration.trainings import left_open, trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
@@ -73,7 +75,7 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
         if code:
             print(
                 f"dml: The training in {folder.path / name} ended with exit code {code}: earlier trainings are kept; "
-                f"to continue, repeat the same options with paths.output_dir={folder.path}.",
+                f"to continue, repeat the same options with {shlex.quote(output_dir(folder.path))}.",
                 file=sys.stderr,
             )
             raise SystemExit(1)

@@ -21,6 +21,7 @@ from hydra.experimental.callback import Callback
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from dml.configuration.composition import folder_option
 from dml.errors import Interrupted, UserError, stop
 from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 
@@ -91,11 +92,16 @@ class Sweep(Callback):
             print(f"Failed: {folder}{code}", file=sys.stderr)
         if cls.failed:
             print(
-                f"{len(cls.failed)} of the jobs failed. Repeat the sweep with paths.sweep_dir={cls.folder}: it runs "
+                f"{len(cls.failed)} of the jobs failed. Repeat the sweep with {_the_same_folder()}: it runs "
                 "them again and skips the jobs that are done.",
                 file=sys.stderr,
             )
             raise SystemExit(1)
+
+
+def _the_same_folder() -> str:
+    """Returns the option that names the sweep's folder, as a shell takes it."""
+    return shlex.quote(folder_option("sweep_dir", Sweep.folder))
 
 
 def remembered(launch: Launch) -> Launch:
@@ -109,7 +115,7 @@ def remembered(launch: Launch) -> Launch:
         with _noting_signals() as told:
             returns = launch(self, job_overrides, initial_job_idx=initial_job_idx)
         if told:
-            raise Interrupted(f"{signal.Signals(told[0]).name}, with paths.sweep_dir={Sweep.folder}")
+            raise Interrupted(f"{signal.Signals(told[0]).name}, with {_the_same_folder()}")
         for one in returns:
             Sweep.crashed |= one.status == JobStatus.FAILED
             folder = Sweep.folder / job_name(list(one.overrides or []))

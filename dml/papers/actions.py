@@ -3,6 +3,7 @@
 `names` are names of experiments as `catalogue.find` takes them.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -14,18 +15,19 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
 from dml.launch.at_once import Job, carry_out, duration
 from dml.papers.catalogue import FOLDER, find, read_experiment
-from dml.papers.experiment import Experiment, Training
+from dml.papers.experiment import Experiment, Search, Training
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
-from dml.papers.trainings import commands, each_once, finished, job_of, lacking, seconds_of
-from dml.papers.tuning import command_of_search, job_of_search, searches, tuned
+from dml.papers.trainings import checked, commands, each_once, finished, job_of, lacking, seconds_of
+from dml.papers.tuning import command_of_search, example, job_of_search, searches, tuned
 from dml.process import started_from_here
 from dml.runs.provenance import add_start, hardware
 
@@ -73,12 +75,13 @@ def run(
         missing: whether trainings that are recorded already are left out, though they are not in `out`.
 
     Raises:
-        UserError: a name, row or part does not exist, a seed, change or number of jobs is not allowed, or nothing can
-            be trained here.
+        UserError: a name, row or part does not exist, a seed, change, folder or number of jobs is not allowed, a change
+            does not fit a row, or nothing can be trained here.
         SystemExit: with 1, if a training failed.
         Interrupted: a signal stopped a training.
     """
     _check_changes(changes)
+    _check_folder(out, writes=not dry_run)
     for seed in seeds:
         check_value("--seeds", seed, Seed)
     check_value("--jobs", jobs, Few)
@@ -92,8 +95,11 @@ def run(
         every = [(one, training) for one in experiments for training in one.trainings(rows, seeds, changes, parts)]
         return [training for one, training in every if not (missing and one.has(training))]
 
+    missing_searches = [search for one in experiments for search in searches(one, rows, changes)]
+    if changes:  # the rows as they stand are tested
+        _check_options([*missing_searches, *wanted()])
     if dry_run:
-        found = [command_of_search(search, out) for one in experiments for search in searches(one, rows, changes)]
+        found = [command_of_search(search, out) for search in missing_searches]
         for command in (*found, *_commands(wanted(), out, launcher, jobs)):
             print(shlex.join(["python", *_as_typed(command[1:])]))
         return
@@ -133,11 +139,13 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
         sizes: whether exact parameters and flops are recorded instead, which needs no training.
 
     Raises:
-        UserError: a name does not exist, a change is not allowed, or changes are given together with `sizes`.
+        UserError: a name does not exist, a change or the folder is not allowed, changes are given together with
+            `sizes`, or the figures of a training are damaged.
     """
     if sizes and changes:
         raise UserError("--sizes counts the rows as they are and takes no changes: leave out --set or --sizes.")
     _check_changes(changes)
+    _check_folder(out)
     for one in find(names):
         if not sizes:
             record_finished(one, changes, out)
@@ -146,7 +154,12 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
 
 
 def report(names: Sequence[str], out: Path = EXPERIMENTS) -> None:
-    """Writes one page of the experiments, `index.html` in `out`."""
+    """Writes one page of the experiments, `index.html` in `out`.
+
+    Raises:
+        UserError: a name does not exist, or `out` is no folder that can be written.
+    """
+    _check_folder(out, writes=True)
     print(f"Report: {write_page(find(names), out)}")
 
 
@@ -168,13 +181,42 @@ def _find(names: Sequence[str], rows: Sequence[str], parts: Sequence[str] = ()) 
 
 
 def _check_changes(changes: Sequence[str]) -> None:
-    """Raises UserError for a change that has an option of its own: the seed and paths."""
+    """Raises UserError for a change that is none, or that has an option of its own: the seed and paths."""
     for change in changes:
+        if "=" not in change and not change.startswith("~"):
+            raise UserError(f"--set {change} is not possible: write OPTION=VALUE.")
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
             raise UserError(
                 f"--set {change} is not possible: use "
                 f"{'--seeds' if name == 'seed' else '--out, or DML_DATA and DML_CACHE in the environment,'} instead."
             )
+
+
+def _check_folder(out: Path, writes: bool = False) -> None:
+    """Raises UserError if `out` cannot be the folder of trainings; with `writes` also if it cannot be written."""
+    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not nearest.is_dir() or (writes and not os.access(nearest, os.W_OK | os.X_OK)):
+        said = "cannot be written" if nearest.is_dir() else "is no folder"
+        raise UserError(f"--out {out} is not possible, as {nearest} {said}: name another folder.")
+
+
+def _check_options(wanted: Sequence[Search | Training]) -> None:
+    """Checks whether the options of searches and trainings compose and are allowed; scripts have none.
+
+    Of those that choose the same components, which take the same options, one is checked: composing takes a third of a
+    second, and there are hundreds of rows.
+
+    Raises:
+        UserError: an option does not fit a row.
+    """
+    distinct: dict[frozenset[str], tuple[str, Sequence[str]]] = {}
+    for one in wanted:
+        if isinstance(one, Search) or not one.script:
+            options = example(one) if isinstance(one, Search) else one.overrides
+            chosen = frozenset(o for o in options if o.startswith(("+", "~")) or "." not in o.partition("=")[0])
+            distinct.setdefault(chosen, (f"{one.experiment}, {one.row}", options))
+    for place, options in tqdm(distinct.values(), desc="checking", leave=False, disable=None):
+        checked(place, options)
 
 
 def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path, jobs: int) -> Experiment:

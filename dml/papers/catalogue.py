@@ -11,6 +11,7 @@ from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
 from dml.papers.experiment import Column, Experiment, Row, Section, Tuning, near
+from dml.papers.forms import ExperimentForm, RecordForm, check_form
 from dml.papers.measured import Compared, Measurement, Trial, Tuned
 from dml.papers.verdicts import ABOVE, BELOW
 
@@ -52,11 +53,12 @@ def read_experiment(name: str) -> Experiment:
     """Reads one experiment with what was measured for it.
 
     Raises:
-        UserError: the YAML file is damaged or lacks something.
+        UserError: the YAML file or the record is damaged or lacks something.
     """
     path = FOLDER / f"{name}.yaml"
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_form(content, ExperimentForm)
         parts = {part: _part(part, said) for part, said in content["parts"].items()}
         rows = [_row(said, parts) for said in content["rows"]]
         if len({row.name for row in rows}) < len(rows):
@@ -76,18 +78,28 @@ def read_experiment(name: str) -> Experiment:
             {row.name: row for row in rows},
             content.get("figure", {}),
             base,
-            Tuning(**content["tuning"]) if "tuning" in content else None,
+            Tuning(**content["tuning"]) if content.get("tuning") else None,
         )
-        return _with_record(experiment)
     except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as an experiment: {' '.join(str(error).split())}.") from error
+    return _with_record(experiment)
 
 
 def _with_record(experiment: Experiment) -> Experiment:
-    """Adds what was measured. Records of rows whose options have changed since, or that are gone, are left out."""
+    """Adds what was measured. Records of rows whose options have changed since, or that are gone, are left out.
+
+    Raises:
+        UserError: the record is damaged, or the grid of a row has more or fewer combinations than every row is given.
+    """
     if not experiment.record.exists():
         return experiment
-    kept = json.loads(experiment.record.read_text())
+    try:
+        kept = json.loads(experiment.record.read_text(encoding="utf-8"))
+        check_form(kept, RecordForm)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{experiment.record} is damaged ({error}): take it back from git, or move it away and record again."
+        ) from error
     trials = [one | {"trials": [Trial(**trial) for trial in one["trials"]]} for one in kept.get("tuned", [])]
     tuned = [one for one in (Tuned(**said) for said in trials) if one.row in experiment.rows]
     searches = [experiment.search(experiment.rows[one.row], one.changes) for one in tuned]
@@ -126,29 +138,14 @@ def _part(name: str, said: dict[str, Any]) -> Section:
 
 
 def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
-    known = {
-        "name",
-        "overrides",
-        "search",
-        "command",
-        "smoke",
-        "published",
-        "pattern",
-        "without",
-        "parts",
-        "x",
-        "line",
-        "note",
-    }
     published = said.get("published") or {}
     wrong = [
-        *(said.keys() - known),
         *(part for part in (*published, *said.get("parts", ())) if part not in parts),
         *(title for title in said.get("without", ()) if not any(title in part.columns for part in parts.values())),
         *(title for part, of in published.items() if part in parts for title in of if title not in parts[part].columns),
     ]
     if wrong:
-        raise ValueError(f"the row '{said.get('name')}' has an unknown key, part or column '{wrong[0]}'")
+        raise ValueError(f"the row '{said.get('name')}' has an unknown part or column '{wrong[0]}'")
     return Row(
         str(said["name"]),
         said.get("overrides"),

@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from dml.configuration.composition import composed
+from dml.errors import UserError, no_room
 from dml.evaluation.metric import declared
 from dml.files import write_atomically
 from dml.papers.drawing import drawing
@@ -200,11 +201,18 @@ def section(experiment: Experiment, out: Path) -> str:
 
 
 def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
-    """Writes a self-contained `index.html` into `out`. Returns its path."""
+    """Writes a self-contained `index.html` into `out`. Returns its path. Raises UserError if it cannot be written."""
     page = render("experiments.html.jinja", content=[_content(one, out) for one in experiments], **_WRITTEN)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "index.html", page)
-    return out / "index.html"
+    file = out / "index.html"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, page)
+    except OSError as error:
+        remedy = "make room, or " if no_room(error) else ""
+        raise UserError(
+            f"{file} cannot be written ({error.strerror}): {remedy}name another folder with --out."
+        ) from error
+    return file
 
 
 def _content(one: Experiment, out: Path) -> dict[str, Any]:

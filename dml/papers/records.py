@@ -4,6 +4,7 @@ Of experiments that compare their rows, `dml.papers.classes` keeps what each cla
 """
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,10 +19,12 @@ from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
 from dml.papers.experiment import Experiment, Training
 from dml.papers.measured import Compared, Measurement, Tuned
-from dml.papers.trainings import folder_of
+from dml.papers.trainings import figures, folder_of
 from dml.runs.provenance import commit, hardware, said_of_starts, said_together, versions, versions_line
 from dml.training.build import build_method
 from dml.training.complexity import complexity
+
+SEED = re.compile(r"seed=(0|[1-9][0-9]*)")  # the folder of a training; a copy beside it, as seed=0.bak, is none
 
 
 def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[Measurement]:
@@ -30,13 +33,14 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
     Args:
         changes: Hydra overrides that they were run with, beside those of their rows.
         out: the folder of the trainings.
+
+    Raises:
+        UserError: the figures of a training are damaged.
     """
     found = []
     for training in _with_seeds(experiment, changes, out):
         folder = folder_of(training, out)
-        metrics = json.loads((folder / "metrics.json").read_text())
-        if training.script:
-            metrics = metrics.get(training.row, {})
+        metrics = figures(training, folder)
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
         wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
@@ -58,7 +62,7 @@ def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> li
     result = []
     for training in experiment.trainings(seeds=[0], changes=changes):
         names = [path.parent.name for path in (out / training.key).glob("seed=*/metrics.json")]
-        seeds = sorted(int(name.removeprefix("seed=")) for name in names)
+        seeds = sorted(int(name.removeprefix("seed=")) for name in names if SEED.fullmatch(name))
         result += [replace(training, seed=seed) for seed in seeds]
     return result
 
@@ -129,7 +133,11 @@ def keep(
 
 
 def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
-    """Records the finished trainings; of an experiment with a comparison also the differences and a picture."""
+    """Records the finished trainings; of an experiment with a comparison also the differences and a picture.
+
+    Raises:
+        UserError: the figures of a training are damaged, or two rows were not tested on the same images.
+    """
     found = measure(experiment, changes, out)
     if not found:
         print(f"No training of {experiment.name} is finished: nothing was recorded.")

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from dml.analysis.mlrc import KINDS
-from dml.configuration.composition import composed
+from dml.configuration.composition import composed, folder_option
 from dml.configuration.trainings import left_open, settle, trainings_of
 from dml.data.miniatures import smoke as make_miniatures
 from dml.evaluation.metric import of_queries
@@ -199,7 +199,7 @@ def in_miniature(options: Options, folder: Path) -> Small:
     if any("collage" in option.partition("=")[2] for option in options):  # a collage needs all of CIFAR-100
         kept = [option for option in kept if not option.startswith("dataset.")]
         kept += ["dataset=glyphs"]
-    places = [f"paths.data_dir={folder / 'data'}", f"paths.cache_dir={folder / 'cache'}"]
+    places = [folder_option("data_dir", folder / "data"), folder_option("cache_dir", folder / "cache")]
     kept += ["backbone=small", *places]
     config = composed(*kept)
     several, collected = trainings_of(config), any(axis.collected for axis in left_open(config))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import torch
 from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from dml.configuration.command_line import hydra_sentence
-from dml.configuration.composition import composed
+from dml.configuration.composition import composed, folder_option
 from dml.configuration.options import check
 from dml.configuration.trainings import trainings_of
 from dml.data.dataset import open_dataset
@@ -21,6 +23,7 @@ from dml.launch.job import typed
 from dml.papers.catalogue import FOLDER
 from dml.papers.experiment import Training
 from dml.runs.folder import OUTPUT
+from dml.runs.reading import is_logged, read_metrics_json, reading, require
 from dml.training.build import build_method
 
 
@@ -40,7 +43,7 @@ def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") 
             continue
         seeds = ",".join(str(one.seed) for one in mine)
         sweep = ["-m", "dml.run", "-m", *mine[0].overrides, *launched, f"seed=choice({seeds})"]
-        command = [sys.executable, *sweep, f"paths.sweep_dir={out / key}"]
+        command = [sys.executable, *sweep, folder_option("sweep_dir", out / key)]
         result.append((command, [folder_of(one, out) for one in mine]))
     return result
 
@@ -74,9 +77,48 @@ def folder_of(training: Training, out: Path) -> Path:
 
 
 def finished(training: Training, out: Path) -> Path | None:
-    """Returns the folder of a training if it is finished, else None."""
+    """Returns the folder of a training if it is finished, else None. With damaged figures it is not finished."""
     folder = folder_of(training, out)
-    return folder if (folder / "metrics.json").exists() else None
+    try:
+        figures(training, folder)
+    except UserError:
+        return None
+    return folder
+
+
+def figures(training: Training, folder: Path) -> dict[str, float]:
+    """Reads the figures of a finished training; of a script those of the training's row, none if it lacks the row.
+
+    Raises:
+        UserError: `metrics.json` is missing or damaged.
+    """
+    file = folder / "metrics.json"
+    if not training.script:
+        return read_metrics_json(file)
+    with reading(file, "run the script again"):
+        found = json.loads(file.read_text())
+        require(isinstance(found, dict), "it holds no rows by name")
+        of_row: dict[str, float] = found.get(training.row, {})
+        require(isinstance(of_row, dict) and all(map(is_logged, of_row.values())), f"{training.row} has no figures")
+    return of_row
+
+
+def checked(place: str, overrides: Sequence[str]) -> DictConfig:
+    """Composes options, and checks them.
+
+    Args:
+        place: experiment and row, named in the message.
+
+    Raises:
+        UserError: the options do not compose, or one has a value that is not allowed.
+    """
+    try:
+        config = composed(*overrides)
+        check(config)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        said = str(error) if isinstance(error, UserError) else hydra_sentence(error)
+        raise UserError(f"{place}: {said}") from error
+    return config
 
 
 def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
@@ -86,15 +128,12 @@ def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
         What is missing, as a sentence -> the trainings that lack it, one of each configuration.
 
     Raises:
-        UserError: the options of a row do not compose.
+        UserError: the options of a row do not compose, or one has a value that is not allowed.
     """
     found: dict[str, list[Training]] = {}
     opened: dict[str, str] = {}
     for training in {one.overrides: one for one in trainings}.values():
-        try:
-            config = composed(*training.overrides)
-        except HydraException as error:
-            raise UserError(f"{training.experiment}, {training.row}: {hydra_sentence(error)}") from error
+        config = checked(f"{training.experiment}, {training.row}", training.overrides)
         settings = str(config.dataset)
         if settings not in opened:
             try:
@@ -121,8 +160,7 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     total = 0.0
     distinct = {(training.key, training.seed): training for training in trainings}
     for training in tqdm(distinct.values(), desc="estimating", leave=False):
-        config = composed(*training.overrides)
-        check(config)
+        config = checked(f"{training.experiment}, {training.row}", training.overrides)
         config.backbone.weights = "none"
         config.runtime.train_classes = 100
         size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])

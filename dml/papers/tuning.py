@@ -8,6 +8,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 
+from dml.configuration.composition import folder_option
 from dml.errors import UserError
 from dml.launch.at_once import Job
 from dml.launch.job import objective
@@ -44,7 +45,7 @@ def searches(
 def command_of_search(search: Search, out: Path) -> list[str]:
     """Returns the command of a search. If it is stopped and started again, it goes on with the same trials."""
     options = [*search.overrides, *OPTUNA, f"hydra.sweeper.n_trials={search.trials}", *search.options]
-    return [sys.executable, "-m", "dml.run", "-m", *options, f"paths.sweep_dir={out / search.key}"]
+    return [sys.executable, "-m", "dml.run", "-m", *options, folder_option("sweep_dir", out / search.key)]
 
 
 def job_of_search(search: Search, out: Path) -> Job:

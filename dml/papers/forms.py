@@ -1,0 +1,104 @@
+"""The forms of an experiment's files, NAME.yaml and the record NAME.json; `check_form` checks their content."""
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from dml.configuration.ranges import Seed
+from dml.papers.experiment import Column, Tuning
+from dml.papers.measured import Compared, Measurement, Tuned
+
+# What pydantic calls the commonest mistakes -> what is wrong, after the place.
+SAID = {
+    "missing": "is missing",
+    "unexpected_keyword_argument": "is unknown",
+    "dataclass_type": "has to have keys",
+    "dict_type": "has to have keys",
+    "list_type": "has to be a list",
+    "string_type": "has to be text",
+    "float_type": "has to be a number",
+    "int_type": "has to be a whole number",
+}
+
+
+KNOWN_KEYS = ConfigDict(extra="forbid")  # also of what it holds
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class RecordForm:
+    """A record."""
+
+    measured: list[Measurement]
+    compared: list[Compared]
+    tuned: list[Tuned] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PartForm:
+    """A part in the YAML file; see `Section`."""
+
+    columns: dict[str, Column]
+    overrides: list[str] = field(default_factory=list)
+    seeds: list[Seed] | None = None
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A row in the YAML file; see `Row`."""
+
+    name: str | float
+    overrides: list[str] | None = None
+    search: dict[str, list[Any]] = field(default_factory=dict)
+    command: list[str] | None = None
+    smoke: list[str] = field(default_factory=list)
+    published: dict[str, dict[str, float]] | None = None
+    pattern: dict[str, str] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    x: float | None = None
+    line: str | float = ""
+    note: str = ""
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class ExperimentForm:
+    """The YAML file; see `Experiment`."""
+
+    title: str
+    source: str
+    parts: dict[str, PartForm]
+    rows: list[RowForm]
+    about: str = ""
+    overrides: list[str] = field(default_factory=list)
+    seeds: list[Seed] = field(default_factory=list)
+    figure: dict[str, Any] = field(default_factory=dict)
+    compared_with: str = ""
+    tuning: Tuning | None = None
+
+
+@cache  # making one takes longer than checking a file
+def _adapter(form: type) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
+def check_form(content: Any, form: type) -> None:
+    """Checks the content of a file, in plain containers, by a form.
+
+    Raises:
+        ValueError: it has another form; the message says where and what is wrong.
+        TypeError: it has a value that JSON cannot hold.
+    """
+    # As JSON, since pydantic is strict with types there and yet takes keys with values for a dataclass.
+    text = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        _adapter(form).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+        said = SAID.get(first["type"], f"has another form ({first['msg']})")
+        raise ValueError(f"{place or 'its content'} {said}") from None
