@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import resource
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,22 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return code, said.out if code == 0 else said.err
 
     return call
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """`with full_disk(size):` writing beyond this size of a file fails, as on a full disk, without the file's name."""
+
+    @contextmanager
+    def full_disk(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)  # Python ignores the signal, so write() fails
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return full_disk
 
 
 @pytest.fixture

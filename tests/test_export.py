@@ -1,7 +1,9 @@
 """Exported embeddings against the run's own."""
 
 import builtins
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from dml.errors import UserError
 from dml.export import main
+from dml.files import write_network
 from dml.inference import export as exporting
 from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
@@ -134,6 +137,46 @@ def _wrong(images: Tensor) -> Tensor:
 def test_any_other_output_is_no_match(method_of: MethodOf, found: Tensor) -> None:
     network = Embedding(method_of("method=baseline"))
     assert exporting.largest_difference(network, lambda images: found.expand(len(images), -1), SIZE) == float("inf")
+
+
+def test_only_an_export_is_replaced(
+    configure: Configure, method_of: MethodOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
+    monkeypatch.setattr(exporting, "traced", lambda network, size: None)
+    (tmp_path / "link").symlink_to(run)
+    others = {run: "holds the model", tmp_path / "link": "holds the model", run / "checkpoints": "holds the model"}
+    others |= {tmp_path / name: "config.yaml is not of an export" for name in ("site", "published")}
+    for folder, sentence in others.items():
+        folder.mkdir(exist_ok=True)
+        (folder / "config.yaml").write_text("of something else")
+        if folder.name == "published":
+            for name in ("model.safetensors", "published.json"):
+                (folder / name).write_text("of something else")
+        before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        with pytest.raises(UserError, match=sentence):
+            exporting.export(run, folder, ())
+        assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    again = tmp_path / "again"
+    for gone in ("model.json", "model.safetensors", "model.pt2"):
+        exporting.export(run, again, ())
+        (again / gone).unlink(missing_ok=True)  # what is left is of an export still
+    exporting.export(again, tmp_path / "of_an_export", ())
+    with pytest.raises(UserError, match="holds the model"):
+        exporting.export(again, again, ())
+
+
+def test_a_full_disk_leaves_the_network_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_network(tmp_path, {"a": torch.zeros(2)}, {"of": "before"}, 1)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_network(tmp_path, {"a": torch.ones(2)}, {"of": "after"}, 2)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_mistakes(

@@ -1,12 +1,15 @@
 """Galleries in files: written by several processes, killed and gone on with, searched by approximate indexes."""
 
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Configure = Callable[..., DictConfig]
 Call = Callable[..., tuple[int, str]]
+Full = Callable[[int], AbstractContextManager[None]]
 TWO = ("method=abe", "method.M=2")
 
 
@@ -150,13 +154,96 @@ def test_mistakes(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.Mon
     with held_alone(out), pytest.raises(UserError, match="being written by another process"):
         write_gallery(run, [file], out, device="cpu")
     odd = file.rename(file.parent / "\udcff.png")
-    code, said = call("embed", run, odd, "-o", out)
-    assert (code, "is not UTF-8" in said, said.count("\n")) == (2, True, 1)
-    assert not out.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(Trained, "embed", None)  # it is told before anything is embedded
+        code, said = call("embed", run, odd, "-o", out)
+        assert (code, "is not UTF-8" in said, said.count("\n")) == (2, True, 1)
+    assert names(tmp_path) == ["photos", "trained"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "by one process" in call("embed", run, odd, "-o", tmp_path / "vectors.npz")[1]
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert "pip install '.[parquet]'" in call("embed", run, odd, "-o", out)[1]
+
+
+def test_images_that_changed_are_embedded_again(run: Path, tmp_path: Path, call: Call) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=6)
+    whole = files[5].read_bytes()
+    files[5].write_text("no image")
+    out = tmp_path / "gallery.npy"
+    options = (run, tmp_path / "photos", "--batch-size", "2", "--device", "cpu")
+    assert call("embed", *options, "-o", out)[0] == 2
+    files[5].write_bytes(whole)
+    files[0].write_bytes(files[4].read_bytes())
+    code, said = call("embed", *options, "-o", out)
+    assert (code, "; 3 of them were there already" in said) == (0, True)
+    assert call("embed", *options, "-o", tmp_path / "anew.npy")[0] == 0
+    assert out.read_bytes() == (tmp_path / "anew.npy").read_bytes()
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
+def test_files_of_something_else_are_left_alone(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs(tmp_path / "photos", classes=1, each=1)
+    monkeypatch.setattr(Trained, "embed", None)  # it is told before anything is embedded
+    others = [tmp_path / "cars.json", tmp_path / "planes.parquet", tmp_path / "list.json", run / "metrics.json"]
+    for file, content in zip(others, ("no JSON", "a table", "[]", '{"test/recall@1": 1}'), strict=True):
+        file.write_text(content)
+        code, said = call("embed", run, tmp_path / "photos", "-o", file.with_suffix(".npy"))
+        assert (code, f"{file} does not belong to a gallery" in said, said.count("\n")) == (2, True, 1)
+        assert file.read_text() == content
+        assert not file.with_suffix(".npy").exists()
+    (tmp_path / "folder.npy").mkdir()
+    assert "folder.npy is a folder" in call("embed", run, tmp_path / "photos", "-o", tmp_path / "folder.npy")[1]
+
+
+def test_a_full_disk(run: Path, tmp_path: Path, call: Call, full_disk: Full, monkeypatch: pytest.MonkeyPatch) -> None:
+    photographs(tmp_path / "photos")
+    out = tmp_path / "found" / "gallery.npy"
+    options = ("embed", run, tmp_path / "photos", "-o", out, "--device", "cpu")
+    sentence = f"dml: {out} cannot be written ({{}}): make room, or name another file with -o.\n"
+    with full_disk(1000):
+        assert call(*options) == (2, sentence.format(os.strerror(errno.EFBIG)))
+    assert names(out.parent) == []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:  # without this, a write to mapped memory would kill the process
+        patched.setattr("os.posix_fallocate", full)
+        assert call(*options) == (2, sentence.format(os.strerror(errno.ENOSPC)))
+    assert names(out.parent) == []
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_disk_that_is_full_at_the_end(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, skip: bool
+) -> None:
+    """The older gallery stays, and so does what is done of the new one."""
+    files = photographs(tmp_path / "photos")
+    out = tmp_path / "gallery.npy"
+    options = ("embed", run, tmp_path / "photos", "--device", "cpu", *(["--skip"] if skip else []), "-o")
+    assert call("embed", run, *files[:8], "-o", out, "--device", "cpu")[0] == 0
+    older = [out.with_suffix(suffix).read_bytes() for suffix in (".json", ".npy", ".parquet")]
+    if skip:
+        files[1].write_text("no image")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for part in ("pyarrow.parquet.write_table", "dml.inference.galleries.write_through"):
+        with monkeypatch.context() as patched:
+            patched.setattr(part, full)
+            code, said = call(*options, out)
+        assert (code, f"{out} cannot be written (No space left on device): make room" in said) == (2, True)
+        assert [out.with_suffix(suffix).read_bytes() for suffix in (".json", ".npy", ".parquet")] == older
+        assert len(read_gallery(out).paths) == 8
+    code, said = call(*options, out)
+    assert (code, f"; {16 - skip} of them were there already" in said) == (0, True)
+    assert call(*options, tmp_path / "anew.npy")[0] == 0
+    assert out.read_bytes() == (tmp_path / "anew.npy").read_bytes()
+    assert list(read_gallery(out).paths) == [str(file) for file in files if not (skip and file == files[1])]
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
 def test_files_that_hold_no_gallery(run: Path, tmp_path: Path) -> None:

@@ -314,6 +314,16 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 
+def test_a_published_folder_is_not_published_into_itself(published: Path, tmp_path: Path) -> None:
+    (published / "similarities.png").write_bytes(b"a picture")
+    before = {file.name: file.read_bytes() for file in published.iterdir()}
+    (tmp_path / "link").symlink_to(published)
+    for folder in (published, tmp_path / "link"):
+        with pytest.raises(UserError, match="holds what is to be published: name another folder with -o"):
+            publish(published, folder, LICENCES)
+        assert {file.name: file.read_bytes() for file in published.iterdir()} == before
+
+
 def test_addresses(tmp_path: Path) -> None:
     assert parted("hf://me/a.model-1@refs/pr/2") == ("me/a.model-1", "refs/pr/2")
     assert parted("hf://me/model") == ("me/model", None)

@@ -1,9 +1,12 @@
 """Nearest images of a gallery, against a brute-force search."""
 
+import errno
+import os
 import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.inference.embedding import embed_images
+from dml.inference.embedding import Trained, embed_images
 from dml.methods.base import Method
 from tests.runs import photographs, untrained_run
 
@@ -24,6 +27,7 @@ MethodOf = Callable[..., Method]
 
 
 Call = Callable[..., tuple[int, str]]
+Full = Callable[[int], AbstractContextManager[None]]
 
 
 def rows(said: str) -> list[tuple[str, float]]:
@@ -142,6 +146,61 @@ def test_what_was_changed_since_is_noticed(
         shutil.rmtree(tmp_path / "some")
     code, said = call("search", other, tmp_path / "whole" / "vectors.npz", files[0], "-k", "1")
     assert (code, "other weights" in said) == (2, True)
+
+
+def test_files_of_something_else_are_left_alone(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=2)
+    monkeypatch.setattr(Trained, "embed", None)  # it is told before anything is embedded
+    for name in ("index.json", "index.faiss", "vectors.npz"):
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        (folder / name).write_text('{"of": "something else"}')
+        code, said = call("search", run, tmp_path / "photos", files[0], "-k", "1", "-o", folder)
+        assert (code, f"{folder / name} was not written by dml.search" in said, said.count("\n")) == (2, True, 1)
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, '{"of": "something else"}')]
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+@pytest.mark.parametrize("before", ["flat", "hnsw"])
+def test_an_index_stays_until_the_next_is_whole(
+    run: Path, tmp_path: Path, call: Call, full_disk: Full, monkeypatch: pytest.MonkeyPatch, before: str, kind: str
+) -> None:
+    files = photographs(tmp_path / "photos")
+    found, ending = tmp_path / "found", ("-k", "3", "--device", "cpu")
+    assert call("search", run, files[0].parent, files[0], *ending, "-o", found, "--index", before)[0] == 0
+    older = {file.name: file.read_bytes() for file in found.iterdir()}
+    larger = ("search", run, tmp_path / "photos", files[0], *ending, "-o", found, "--index", kind)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with full_disk(1000):
+        code, said = call(*larger)
+    assert (code, f"{found} cannot be written (File too large): make room" in said, said.count("\n")) == (2, True, 1)
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == older
+    with monkeypatch.context() as patched:
+        patched.setattr("dml.inference.index_files.save_vectors", full)
+        assert call(*larger)[0] == 2
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == older
+    assert call("search", run, found, files[0], *ending)[0] == 0
+
+    replace = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target.name == "index.faiss":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.replace", killed)
+        assert call(*larger)[0] == 130
+    code, said = call("search", run, found, files[0], *ending)
+    assert (code, said.count("\n")) == (2, 1)  # the older index, and the newer vectors
+    expected = rows(call(*larger)[1])
+    assert len(expected) == 3
+    assert rows(call("search", run, found, files[0], *ending)[1]) == expected
 
 
 def test_without_faiss(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,15 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import atomic_path, write_atomically, write_network
+from dml.files import CONFIG, NETWORK, atomic_path, write_atomically, write_network
 from dml.inference.embedding import Trained
+from dml.inference.publish import MANIFEST
 from dml.inference.vectors import writable
 from dml.methods.base import Method
 from dml.models.backbones.trained import merge_adapters
 from dml.models.backbones.transformer import Block
 
-FILES = {"torch": "model.pt2", "onnx": "model.onnx"}
+FILES, ABOUT = {"torch": "model.pt2", "onnx": "model.onnx"}, "model.json"
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -220,14 +221,16 @@ def export(
 
     Raises:
         UserError: there is no such run or checkpoint, packages are missing, the network cannot be exported, or the
-            folder cannot be written.
+            folder is the run's own, has a `config.yaml` that is not of an export, or cannot be written.
         Unfaithful: see `write`.
     """
     if "onnx" in formats:
         need_onnx()
     trained = Trained.of(run, checkpoint)
-    if trained.checkpoint.parent.resolve() == folder.resolve():
+    if folder.resolve() in (run.resolve(), trained.checkpoint.parent.resolve()):
         raise UserError(f"{folder} holds the model that is to be exported: name another folder with -o.")
+    if (folder / CONFIG).exists() and not _of_an_export(folder):
+        raise UserError(f"{folder / CONFIG} is not of an export and would be replaced: name another folder with -o.")
     writable(folder)
     weights = trained.weights()  # copied before `Embedding` merges adapters
     network, size = Embedding(trained.method), int(trained.config.image_size)
@@ -250,7 +253,7 @@ def export(
         "dim": trained.width,
         "torch": torch.__version__,
     }
-    (folder / "model.json").unlink(missing_ok=True)  # it is written last: a folder that has it is complete
+    (folder / ABOUT).unlink(missing_ok=True)  # it is written last: a folder that has it is complete
     program, parity = traced(network, size), {}
     for kind in formats:
         try:
@@ -264,8 +267,13 @@ def export(
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
     content["parity"] = parity
-    write_atomically(folder / "model.json", json.dumps(content, indent=1) + "\n")
+    write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")
     return content
+
+
+def _of_an_export(folder: Path) -> bool:
+    """Returns whether an earlier export, perhaps one that was killed, wrote the `config.yaml` in a folder."""
+    return any((folder / name).is_file() for name in (ABOUT, NETWORK)) and not (folder / MANIFEST).exists()
 
 
 def _brief(error: BaseException) -> str:

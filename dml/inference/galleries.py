@@ -10,15 +10,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from dml.errors import UserError
-from dml.files import alone, atomic_path, write_atomically
+from dml.errors import UserError, no_room
+from dml.files import alone, atomic_path, read_json, write_atomically, write_through
 from dml.inference.vectors import UNIT, Vectors
 from dml.runs.reading import reading, require
 
@@ -96,6 +96,80 @@ def blocks(count: int, size: int = ROWS) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
+def has_values(path: Path, *names: str) -> bool:
+    """Returns whether a file is JSON and has values of these names."""
+    try:
+        found = read_json(path)
+    except UserError:
+        return False
+    return isinstance(found, dict) and set(names) <= found.keys()
+
+
+def check_place(path: Path) -> None:
+    """Checks that a gallery may be written, before the work on it begins.
+
+    Raises:
+        UserError: the path is a folder, or a file beside it that the gallery would replace is of something else.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file with -o.")
+    about, table = path.with_suffix(".json"), path.with_suffix(".parquet")
+    known = has_values(about, "weights", "shape", "dtype", "embeddings", "paths")
+    begun = Draft.places(path)[-1].exists()  # after a kill the paths may be there before the description
+    for file, ours in ((about, known), (table, known or begun)):
+        if file.exists() and not ours:
+            raise UserError(
+                f"{file} does not belong to a gallery, and {path.name} would replace it: move it away, or name another "
+                "file with -o."
+            )
+
+
+def check_names(files: Sequence[Path]) -> None:
+    """Raises UserError if the name of a file is not UTF-8, so that Parquet cannot hold it."""
+    odd = [file for file in files if not _is_text(str(file))]
+    if odd:
+        name = os.fsencode(odd[0]).decode("utf-8", "replace")
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        raise UserError(
+            f"the name of {name}{more} is not UTF-8, which Parquet needs: rename what is not, or write a .npz file."
+        )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an error of the system into a UserError that names the gallery, since those of `write` name no file."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room, or " if no_room(error) else ""
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): {remedy}name another file with -o."
+        ) from error
+
+
+def _new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
+    """Makes a file of zeros that is mapped into memory. Its room on the disk is taken at once, since the system kills a
+    process that writes to mapped memory when the disk is full."""
+    array: np.memmap = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    array.flush()
+    if hasattr(os, "posix_fallocate"):
+        try:
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:  # some file systems cannot take it
+            if no_room(error):
+                raise
+    return array
+
+
 WRITTEN, UNREADABLE = 1, 2  # the state of an image in a draft
 
 
@@ -116,83 +190,115 @@ class Draft:
     found: int
 
     @staticmethod
-    def places(path: Path) -> tuple[Path, Path, Path]:
-        """Returns the paths of the draft's three files: rows, state, and the description of what is being written."""
-        return tuple(path.with_name(f".{path.name}.{end}") for end in ("rows", "state", "json"))  # type: ignore[return-value]
+    def places(path: Path) -> tuple[Path, Path, Path, Path]:
+        """Returns the paths of the draft's files: rows, state, stamps, and the description of what is being written."""
+        ends = ("rows", "state", "stamps", "json")
+        return tuple(path.with_name(f".{path.name}.{end}") for end in ends)  # type: ignore[return-value]
 
     @classmethod
-    def begin(cls, path: Path, what: dict[str, Any]) -> None:
-        """Makes the files of a draft; only one process may call it. Files of an earlier attempt at the same are kept.
+    def begin(cls, path: Path, what: dict[str, Any], stamps: np.ndarray) -> None:
+        """Makes the files of a draft; only one process may call it. What an earlier attempt at the same has written is
+        kept, but for images that have changed since.
 
         Args:
             path: of the gallery.
             what: `shape`, `dtype`, and everything else on which the content depends.
+            stamps: `[N,2]` int64, size and time of each image file.
+
+        Raises:
+            UserError: they cannot be written.
         """
-        rows, state, header = cls.places(path)
-        if header.is_file() and header.read_text() == json.dumps(what) and rows.is_file() and state.is_file():
-            return
-        for file in (header, rows, state):
+        rows, state, seen, header = cls.places(path)
+        with writing(path):
+            kept = all(file.is_file() for file in (rows, state, seen, header))
+            if kept and header.read_text() == json.dumps(what):
+                changed = (np.load(seen) != stamps).any(1)
+                if changed.any():
+                    states = np.lib.format.open_memmap(state, mode="r+")
+                    states[changed] = 0
+                    states.flush()  # before the stamps, so that a kill in between is made up for
+                    _save_stamps(seen, stamps)
+                return
+            cls.remove(path)
+            try:
+                shape = tuple(what["shape"])
+                _new_array(rows, what["dtype"], shape)
+                _new_array(state, np.uint8, shape[:1])
+                _save_stamps(seen, stamps)
+                write_atomically(header, json.dumps(what))
+            except OSError:
+                cls.remove(path)  # else they would fill the disk
+                raise
+
+    @classmethod
+    def remove(cls, path: Path) -> None:
+        """Removes the files of a draft, first the one without which the others count for nothing."""
+        for file in reversed(cls.places(path)):
             file.unlink(missing_ok=True)
-        shape = tuple(what["shape"])
-        np.lib.format.open_memmap(rows, mode="w+", dtype=what["dtype"], shape=shape).flush()
-        np.lib.format.open_memmap(state, mode="w+", dtype=np.uint8, shape=shape[:1]).flush()
-        write_atomically(header, json.dumps(what))
 
     @classmethod
     def open(cls, path: Path) -> "Draft":
-        """Opens the draft of a gallery, which `begin` has made."""
-        rows, state, _ = cls.places(path)
-        opened = [np.lib.format.open_memmap(file, mode="r+") for file in (rows, state)]
+        """Opens the draft of a gallery, which `begin` has made. Raises UserError if it cannot be opened."""
+        with writing(path):
+            opened = [np.lib.format.open_memmap(file, mode="r+") for file in cls.places(path)[:2]]
         return cls(path, opened[0], opened[1], int((opened[1] == WRITTEN).sum()))
 
     def mark(self, rows: Sequence[int], how: int) -> None:
-        """Notes that some rows are done, as `WRITTEN` or `UNREADABLE`. The rows are flushed to the disk first."""
+        """Notes that some rows are done, as `WRITTEN` or `UNREADABLE`. The rows are flushed to the disk first.
+        Raises UserError if they cannot be written."""
         if len(rows):
-            self.rows.flush()
-            self.state[list(rows)] = how
-            self.state.flush()
+            with writing(self.path):
+                self.rows.flush()
+                self.state[list(rows)] = how
+                self.state.flush()
 
     def finish(self, paths: Sequence[str], weights: str) -> int:
-        """Writes the finished gallery, without images that could not be read, and removes the draft.
+        """Writes the finished gallery, without images that could not be read, and removes the draft. If it cannot be
+        written, the draft and an older gallery stay as they are.
 
         Args:
-            paths: of all N images.
+            paths: of all N images, in UTF-8.
             weights: the digest of the weights.
 
         Returns:
             How many images the gallery has.
 
         Raises:
-            UserError: a path is not UTF-8, so Parquet cannot hold it.
+            UserError: it cannot be written.
         """
         import pyarrow
 
         parquet = need_pyarrow()
         kept = np.flatnonzero(self.state == WRITTEN)
-        try:
-            table = pyarrow.table({"path": pyarrow.array([paths[row] for row in kept.tolist()], pyarrow.string())})
-        except UnicodeEncodeError as error:
-            name = os.fsencode(error.object).decode("utf-8", "replace")
-            raise UserError(f"the name of {name} is not UTF-8, which Parquet needs: rename the file.") from None
-        own, state, header = self.places(self.path)
-        self.path.with_suffix(".json").unlink(missing_ok=True)  # it belongs to an older gallery
-        if len(kept) < len(self.state):
-            with atomic_path(own) as new:
-                whole = np.lib.format.open_memmap(
-                    new, mode="w+", dtype=self.rows.dtype, shape=(len(kept), *self.rows.shape[1:])
-                )
+        table = pyarrow.table({"path": pyarrow.array([paths[row] for row in kept.tolist()], pyarrow.string())})
+        own = self.places(self.path)[0]
+        whole = len(kept) == len(self.state)
+        # All are whole before the first gets its name. Names are given in reverse order, so the description is last: an
+        # older one has other checksums, with which the new files are not read.
+        with writing(self.path), ExitStack() as named:
+            about = named.enter_context(atomic_path(self.path.with_suffix(".json")))
+            of_paths = named.enter_context(atomic_path(self.path.with_suffix(".parquet")))
+            with of_paths.open("wb") as file:  # opened here, since pyarrow's errors are longer
+                parquet.write_table(table, file)
+            rows = own if whole else named.enter_context(atomic_path(self.path))
+            shape = (len(kept), *self.rows.shape[1:])
+            if not whole:
+                copy = _new_array(rows, self.rows.dtype, shape)
                 for part in blocks(len(kept)):
-                    whole[part] = self.rows[kept[part]]
-                whole.flush()
-        with atomic_path(self.path.with_suffix(".parquet")) as new:
-            parquet.write_table(table, new)
-        sums = {"embeddings": checksum_of(own), "paths": checksum_of(self.path.with_suffix(".parquet"))}
-        os.replace(own, self.path)
-        about = {"weights": weights, "shape": [len(kept), *self.rows.shape[1:]], "dtype": str(self.rows.dtype)}
-        write_atomically(self.path.with_suffix(".json"), json.dumps(about | sums, indent=1) + "\n")
-        for file in (state, header):
-            file.unlink()
+                    copy[part] = self.rows[kept[part]]
+                copy.flush()
+            content = {"weights": weights, "shape": shape, "dtype": str(self.rows.dtype)}
+            sums = {"embeddings": checksum_of(rows), "paths": checksum_of(of_paths)}
+            write_through(about, json.dumps(content | sums, indent=1) + "\n")
+            if whole:
+                os.replace(own, self.path)
+        self.remove(self.path)
         return len(kept)
+
+
+def _save_stamps(path: Path, stamps: np.ndarray) -> None:
+    with atomic_path(path) as new, new.open("wb") as file:
+        np.save(file, stamps)
 
 
 @contextmanager

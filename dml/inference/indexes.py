@@ -11,22 +11,16 @@ were passed over: hnswlib and usearch have graphs only, ScaNN has no wheel for s
 anyway.
 """
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
-from dml.files import atomic_path, write_atomically
-from dml.inference.galleries import blocks, checksum_of
-from dml.inference.vectors import Vectors
-from dml.runs.reading import reading, require
+from dml.inference.galleries import blocks
 
 Kind = Literal["hnsw", "ivfpq"]
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # [Q,D], k -> similarities and rows [Q,k]
@@ -36,8 +30,6 @@ FEWEST = 39 * 256  # vectors that faiss needs to learn 256 codes
 HARDEST = 4096  # the largest efSearch, and the most candidates of a query
 SAMPLE = 1000  # images of the gallery that are used as queries to measure an index
 TIED = 1e-6  # similarities closer than this are equal in float32
-
-FILE, ABOUT = "index.faiss", "index.json"
 
 
 @dataclass(frozen=True)
@@ -230,75 +222,3 @@ def _timed(search: Search, queries: np.ndarray, own: np.ndarray, k: int) -> tupl
     other = rows != own[:, None]
     other[other.all(1), -1] = False  # where the query itself was not found, the last one is one too many
     return (found[other].reshape(len(own), k), rows[other].reshape(len(own), k)), seconds
-
-
-def write_index(folder: Path, index: Index, measured: Measured, asked: float, source: Path, vectors: Vectors) -> None:
-    """Writes `index.faiss` and `index.json`.
-
-    Args:
-        folder: where to write.
-        index: to write.
-        measured: its recall and speed, for `index.json`.
-        asked: the recall that was asked for, 0 to 1.
-        source: the file of the vectors.
-        vectors: of which the index was made.
-
-    Raises:
-        UserError: they cannot be written.
-    """
-    faiss = need_faiss("dml.search")
-    try:
-        (folder / ABOUT).unlink(missing_ok=True)
-        with atomic_path(folder / FILE) as new:
-            on_gpu = hasattr(index.faiss, "getDevice")
-            faiss.write_index(faiss.index_gpu_to_cpu(index.faiss) if on_gpu else index.faiss, str(new))
-        about = {
-            "kind": index.kind,
-            "vectors": os.path.relpath(source, folder),
-            "of": vectors.checksum(),
-            "index": checksum_of(folder / FILE),
-            "min_recall": asked,
-        }
-        write_atomically(folder / ABOUT, json.dumps(about | asdict(measured), indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder with -o.") from error
-
-
-def described(folder: Path) -> dict[str, Any]:
-    """Returns the content of `index.json` in a folder. Raises UserError if it is missing or damaged."""
-    path = folder / ABOUT
-    kinds = {"kind": str, "vectors": str, "of": str, "index": str, "effort": int, "k": int, "min_recall": float}
-    with reading(path, "delete it and search in the gallery itself"):
-        found: dict[str, Any] = json.loads(path.read_text())
-        require(isinstance(found, dict), "it holds no values by name")
-        for name, kind in kinds.items():
-            require(isinstance(found.get(name), kind), f"{name} is {found.get(name)}")
-        require(found["kind"] in ("hnsw", "ivfpq"), f"its kind is neither hnsw nor ivfpq but {found['kind']}")
-        require(1 <= found["effort"] <= 1 << 20, f"effort is {found['effort']}")
-    return found
-
-
-def read_index(folder: Path, about: dict[str, Any], vectors: Vectors) -> Index:
-    """Reads what `write_index` wrote.
-
-    faiss parses the file without protection against harmful content: do not search in a folder from somebody whom you
-    do not trust.
-
-    Args:
-        folder: of the index.
-        about: the content of `index.json`.
-        vectors: of which the index was made.
-
-    Raises:
-        UserError: the gallery or the index was changed since, or the index does not fit the gallery.
-    """
-    again = "search in the gallery itself, with --index, to make a new index"
-    if about["of"] != vectors.checksum():
-        raise UserError(f"the gallery {about['vectors']} was changed since {folder / FILE} was made from it: {again}.")
-    path = folder / FILE
-    with reading(path, again):
-        require(checksum_of(path) == about["index"], "it was changed since it was written")
-        index = need_faiss("dml.search").read_index(str(path))
-        require(index.d == vectors.embeddings.shape[1], f"it is of width {index.d}")
-        require(index.ntotal == len(vectors.embeddings), f"it is of {index.ntotal} images")
-    return Index(about["kind"], index, vectors.embeddings, about["effort"])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dml import __version__
 from dml.errors import UserError
-from dml.files import CONFIG, NETWORK, load_checkpoint, write_atomically, write_network
+from dml.files import CONFIG, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
 from dml.hub import is_address, upload
 from dml.inference.embedding import Trained
 from dml.inference.tested import portable
@@ -49,9 +49,11 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         to: an address on the hub, `hf://owner/name`; None: the hub gets nothing.
 
     Raises:
-        UserError: `run` is not a finished run of one training, a licence is unknown, `folder` is not empty and holds
-            nothing published, or it cannot be written. Also as `dml.hub.upload`.
+        UserError: `run` is not a finished run of one training, a licence is unknown, `folder` is `run`, is not empty
+            and holds nothing published, or cannot be written. Also as `dml.hub.upload`.
     """
+    if folder.resolve() == run.resolve():
+        raise UserError(f"{folder} holds what is to be published: name another folder with -o.")
     settings = RunFolder(run).config()
     if settings is None:
         raise UserError(f"{run} is not the folder of a run: name one.")
@@ -131,9 +133,12 @@ def _manifest(folder: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> 
 
 
 def _copy(source: Path, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    if source.is_file():
-        shutil.copyfile(source, target)
+    """Copies a file. If there is none, the one of an earlier call is removed."""
+    if not source.is_file():
+        target.unlink(missing_ok=True)
+        return
+    with atomic_path(target) as new:
+        shutil.copyfile(source, new)
 
 
 def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> Licences:

@@ -22,15 +22,17 @@ from dml.configuration.ranges import Count, check_value
 from dml.data.images import decode, quiet
 from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
-from dml.files import atomic_path, write_atomically
+from dml.files import write_atomically
 from dml.inference.embedding import Trained, embed_files, image_files, report_skipped, shown_path
 from dml.inference.galleries import SUFFIX, read_gallery
-from dml.inference.indexes import ABOUT, Measured, Search, build, described, exact, read_index, tune, write_index
+from dml.inference.index_files import ABOUT, VECTORS, check_folder, described, read_index, replace_index, write_index
+from dml.inference.index_files import FILE as INDEX
+from dml.inference.indexes import Measured, Search, build, exact, tune
 from dml.inference.threshold import read_threshold
-from dml.inference.vectors import Vectors, read_vectors, writable, write_vectors
+from dml.inference.vectors import Vectors, read_vectors, writable
 from dml.reporting.page import render
 
-INDEX, VECTORS, PAGE = "index.faiss", "vectors.npz", "results.html"
+PAGE = "results.html"
 
 ON_PAGE = 100  # queries on the page; the thumbnails of more would make it too large for browsers
 
@@ -127,8 +129,8 @@ def search(
     Raises:
         UserError: faiss is missing; no threshold was chosen; there is no such run, gallery or query; images cannot be
             read; the vectors have another width or come from other weights than the run's; k is above the size of the
-            gallery; the folder cannot be written; the index does not reach `min_recall`; or the gallery was changed
-            since its index was made.
+            gallery; the folder cannot be written, or has files of others under the names of an index; the index does
+            not reach `min_recall`; or the gallery was changed since its index was made.
     """
     need_faiss("dml.search")
     check_value("--min-recall", min_recall, Annotated[float, Field(gt=0, le=1)])
@@ -142,9 +144,11 @@ def search(
         raise UserError(
             f"there is no gallery {shown_path(place)}: name a folder of images, or a file of python -m dml.embed."
         )
+    folder = out or (place if indexed else run / "search")
+    if not indexed:
+        check_folder(folder)
     trained = Trained.of(run, checkpoint, device)
     least = read_threshold(run, trained) if threshold else None
-    folder = out or (place if indexed else run / "search")
     writable(folder)
     if images:
         found = embed_files(trained, images, batch_size=batch_size, skip=skip)
@@ -202,18 +206,18 @@ def _indexed(
         seconds = time.perf_counter() - start
         measured = tune(built, k, min_recall)
         print(f"{kind} of {len(vectors.paths):,} images in {seconds:.1f} s: {_said(measured)}")
-    for old in (INDEX, ABOUT):  # they belong to other vectors
-        (folder / old).unlink(missing_ok=True)
-    if not in_file and (source is None or source.resolve() != (folder / VECTORS).resolve()):
-        write_vectors(folder / VECTORS, vectors)
+    stored = in_file or (source is not None and source.resolve() == (folder / VECTORS).resolve())
+    new = None if stored else vectors
     if built is not None and measured is not None:
         of = source if source is not None and in_file else folder / VECTORS
-        write_index(folder, built, measured, min_recall, of, vectors)
+        write_index(folder, built, measured, min_recall, of, vectors, new)
         return Gallery(built.search, vectors.paths)
     if in_file:
+        for old in (INDEX, ABOUT):  # of other vectors than those that are searched now
+            (folder / old).unlink(missing_ok=True)
         return Gallery(exact(vectors.embeddings), vectors.paths)
     index = index_of(vectors.embeddings)
-    _write_index(folder, index)
+    replace_index(folder, lambda path: path.write_bytes(_content(index)), vectors=new)
     return Gallery(index.search, vectors.paths.tolist())
 
 
@@ -222,17 +226,6 @@ def _said(measured: Measured) -> str:
         f"recall@{measured.k} {measured.recall:.4f} at effort {measured.effort}, {measured.per_second:,.0f} queries a "
         f"second, exact search {measured.exact_per_second:,.0f}"
     )
-
-
-def _write_index(folder: Path, index: Any) -> None:
-    """Writes an index into a folder. Raises UserError if that cannot be written."""
-    try:
-        with atomic_path(folder / INDEX) as new:
-            new.write_bytes(_content(index))
-    except OSError as error:
-        raise UserError(
-            f"{folder / INDEX} cannot be written ({error.strerror}): name another folder with -o."
-        ) from error
 
 
 def _content(index: Any) -> bytes:

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
+from dml.data.paths import Paths
 from dml.distributed import from_all_ranks
 from dml.errors import UserError
 from dml.inference.embedding import Trained, check_norms, image_files, opened, picture_of, unreadable_sentence
-from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, held_alone, need_pyarrow
+from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, check_names, check_place, held_alone, need_pyarrow
 from dml.inference.vectors import writable
 
 MARKED_EVERY = 5.0  # seconds; a kill loses the work of this time at most
@@ -57,7 +58,8 @@ def write_gallery(
     """Runs the command: embeds all images of some files and folders into a .npy file (see `dml.inference.galleries`).
 
     Batches, and so the bits of the embeddings, are the same for any number of processes. If it is killed, the same
-    command line continues the work. Memory is that of one batch, whatever the number of images.
+    command line continues the work, and repeats it for images that have changed. Memory is that of one batch, whatever
+    the number of images.
 
     Args:
         places: image files, and folders of images.
@@ -66,8 +68,9 @@ def write_gallery(
         dtype: of the file.
 
     Raises:
-        UserError: as `write_embeddings`; also if pyarrow is missing, another process writes the same file, or the
-            processes do not see the same images.
+        UserError: as `write_embeddings`; also if pyarrow is missing, a file of something else beside `out` would be
+            replaced, a name is not UTF-8, another process writes the same file, or the processes do not see the same
+            images.
     """
     need_pyarrow()
     check_value("--batch-size", batch_size, Size)
@@ -79,6 +82,8 @@ def _write(
     run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, skip: bool, dtype: str
 ) -> None:
     files = image_files(places)
+    check_names(files)
+    check_place(out)
     trained = Trained.of(run, checkpoint, device)
     writable(out.parent)
     names = hashlib.sha256(b"\0".join(os.fsencode(file) for file in files)).hexdigest()
@@ -90,7 +95,8 @@ def _write(
     first = not is_initialized() or get_rank() == 0
     with held_alone(out) if first else nullcontext():
         if first:
-            Draft.begin(out, what)
+            seen = Paths.of(map(str, files)).files
+            Draft.begin(out, what, np.stack((seen.sizes, seen.times), axis=1))
         from_all_ranks(None)  # all wait here until the first process has made the files
         draft = Draft.open(out)
         unreadable = _embed(trained, files, draft, batch_size, skip)

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
@@ -72,15 +73,30 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
     Raises:
         UserError: it cannot be written.
     """
+    try:
+        with atomic_path(path) as new:
+            save_vectors(new, vectors, learners)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another with -o.") from error
+
+
+def save_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None) -> None:
+    """Writes the same file straight to its place. Raises OSError if it cannot be written."""
     content = {"embeddings": vectors.embeddings, "paths": vectors.paths}
     content |= {"weights": np.array(vectors.weights, np.str_), "checksum": np.array(vectors.checksum(), np.str_)}
     if learners is not None:
         content["learners"] = learners
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **content)
+
+
+def holds_vectors(path: Path) -> bool:
+    """Returns whether a file has the parts that `write_vectors` writes. Their content is not looked at."""
     try:
-        with atomic_path(path) as new, new.open("wb") as file:
-            np.savez(file, allow_pickle=False, **content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another with -o.") from error
+        with ZipFile(path) as parts:
+            return {f"{name}.npy" for name in ("embeddings", "paths", "weights", "checksum")} <= set(parts.namelist())
+    except (OSError, BadZipFile, ValueError, NotImplementedError):
+        return False
 
 
 def read_vectors(path: Path) -> Vectors:

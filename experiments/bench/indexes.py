@@ -22,7 +22,8 @@ import numpy as np
 
 from dml.errors import UserError
 from dml.inference.galleries import blocks
-from dml.inference.indexes import FILE, build, tune, write_index
+from dml.inference.index_files import FILE, write_index
+from dml.inference.indexes import build, tune
 from dml.inference.vectors import Vectors
 
 

@@ -1,0 +1,161 @@
+"""The folder of an index: written whole in place of an older one, and read only if its parts belong together.
+
+`index.faiss` is of the vectors in `vectors.npz`, or in the gallery file that `index.json` names. An approximate index
+has an `index.json`, with the checksums of its vectors and of itself. An exact one has none, since it follows from its
+vectors.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dml.errors import UserError, no_room
+from dml.evaluation.clustering import need_faiss
+from dml.files import atomic_path, write_through
+from dml.inference.galleries import checksum_of, has_values
+from dml.inference.indexes import Index, Measured
+from dml.inference.vectors import Vectors, holds_vectors, save_vectors
+from dml.runs.reading import reading, require
+
+FILE, ABOUT, VECTORS = "index.faiss", "index.json", "vectors.npz"
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserError if a folder has a file of a name that a search writes, but that no search wrote."""
+    about, vectors, file = (folder / name for name in (ABOUT, VECTORS, FILE))
+    strange = []
+    if about.exists() and not has_values(about, "kind", "vectors", "of", "index"):
+        strange.append(about)
+    if vectors.exists() and not holds_vectors(vectors):
+        strange.append(vectors)
+    if file.exists() and not about.exists() and not vectors.exists():  # an index of ours has one of them beside it
+        strange.append(file)
+    if strange:
+        raise UserError(
+            f"{strange[0]} was not written by dml.search, which would replace it: move it away, or name another folder "
+            "with -o."
+        )
+
+
+def replace_index(
+    folder: Path,
+    save: Callable[[Path], object],
+    describe: Callable[[Path], str] | None = None,
+    vectors: Vectors | None = None,
+) -> None:
+    """Writes an index, and what belongs to it, in place of an older one. The older one stays if that fails.
+
+    Args:
+        folder: where to write.
+        save: writes `index.faiss` to a path.
+        describe: returns the content of `index.json` for the new index at a path; None: it has none.
+        vectors: for `vectors.npz`; None: that file stays as it is.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        # All are whole before the first gets its name. Names are given in reverse order, so the index comes last: a
+        # kill in between leaves an index that does not fit its vectors, or its checksum, and is not read.
+        with ExitStack() as named:
+            index = named.enter_context(atomic_path(folder / FILE))
+            save(index)
+            if describe is not None:
+                write_through(named.enter_context(atomic_path(folder / ABOUT)), describe(index))
+            if vectors is not None:
+                save_vectors(named.enter_context(atomic_path(folder / VECTORS)), vectors)
+        if describe is None:
+            (folder / ABOUT).unlink(missing_ok=True)
+    except OSError as error:
+        remedy = "make room, or " if no_room(error) else ""
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): {remedy}name another folder with -o."
+        ) from error
+
+
+def write_index(
+    folder: Path,
+    index: Index,
+    measured: Measured,
+    asked: float,
+    source: Path,
+    vectors: Vectors,
+    new: Vectors | None = None,
+) -> None:
+    """Writes `index.faiss` and `index.json`, see `replace_index`.
+
+    Args:
+        folder: where to write.
+        index: to write.
+        measured: its recall and speed, for `index.json`.
+        asked: the recall that was asked for, 0 to 1.
+        source: the file of the vectors.
+        vectors: of which the index was made.
+        new: the same, if they have to be written to `vectors.npz` too.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    faiss = need_faiss("dml.search")
+
+    def save(path: Path) -> None:
+        on_gpu = hasattr(index.faiss, "getDevice")
+        with path.open("wb") as file:  # by Python, since of a full disk faiss raises no OSError
+            writer = faiss.PyCallbackIOWriter(file.write)
+            faiss.write_index(faiss.index_gpu_to_cpu(index.faiss) if on_gpu else index.faiss, writer)
+
+    def describe(path: Path) -> str:
+        about = {
+            "kind": index.kind,
+            "vectors": os.path.relpath(source, folder),
+            "of": vectors.checksum(),
+            "index": checksum_of(path),
+            "min_recall": asked,
+        }
+        return json.dumps(about | asdict(measured), indent=1) + "\n"
+
+    replace_index(folder, save, describe, new)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Returns the content of `index.json` in a folder. Raises UserError if it is missing or damaged."""
+    path = folder / ABOUT
+    kinds = {"kind": str, "vectors": str, "of": str, "index": str, "effort": int, "k": int, "min_recall": float}
+    with reading(path, "delete it and search in the gallery itself"):
+        found: dict[str, Any] = json.loads(path.read_text())
+        require(isinstance(found, dict), "it holds no values by name")
+        for name, kind in kinds.items():
+            require(isinstance(found.get(name), kind), f"{name} is {found.get(name)}")
+        require(found["kind"] in ("hnsw", "ivfpq"), f"its kind is neither hnsw nor ivfpq but {found['kind']}")
+        require(1 <= found["effort"] <= 1 << 20, f"effort is {found['effort']}")
+    return found
+
+
+def read_index(folder: Path, about: dict[str, Any], vectors: Vectors) -> Index:
+    """Reads what `write_index` wrote.
+
+    faiss parses the file without protection against harmful content: do not search in a folder from somebody whom you
+    do not trust.
+
+    Args:
+        folder: of the index.
+        about: the content of `index.json`.
+        vectors: of which the index was made.
+
+    Raises:
+        UserError: the gallery or the index was changed since, or the index does not fit the gallery.
+    """
+    again = "search in the gallery itself, with --index, to make a new index"
+    if about["of"] != vectors.checksum():
+        raise UserError(f"the gallery {about['vectors']} was changed since {folder / FILE} was made from it: {again}.")
+    path = folder / FILE
+    with reading(path, again):
+        require(checksum_of(path) == about["index"], "it was changed since it was written")
+        index = need_faiss("dml.search").read_index(str(path))
+        require(index.d == vectors.embeddings.shape[1], f"it is of width {index.d}")
+        require(index.ntotal == len(vectors.embeddings), f"it is of {index.ntotal} images")
+    return Index(about["kind"], index, vectors.embeddings, about["effort"])
