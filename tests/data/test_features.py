@@ -54,7 +54,7 @@ def stored(config: DictConfig) -> tuple[Parts, DataModule]:
     [
         ["method=baseline", "backbone.train=none"],
         ["method=abe", "method.M=2", "backbone.train=last:2"],
-        ["method=mtails", "method.M=2", "backbone.train=last:2"],
+        ["method=mtails", "method.M=2", "method.branch=block3", "backbone.train=last:2"],
         ["method=deml", "method.I=1", "method.J=2", "backbone.train=last:1"],
         ["method=dces", "method.K=2", "backbone.train=last:1"],
         ["method=diablo", "method.N=2", "backbone.train=last:2", *VIT],
