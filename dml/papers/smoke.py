@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
@@ -118,6 +119,7 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
 
 def _quietly() -> None:
     torch.set_num_threads(1)
+    setup_globals()  # resolvers of Hydra, also for a worker that composes nothing
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  silences progress bars
