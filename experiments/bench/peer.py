@@ -28,6 +28,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms import v2
@@ -120,13 +121,19 @@ def settings(experiment: Experiment, lr: float | None, head_factor: float | None
     return config, config.lr if lr is None else lr, factor
 
 
-def stepper(network: Network, config: DictConfig, lr: float, factor: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that takes one training step on pixels and labels, and returns the loss before it."""
+def stepper(
+    network: Network, config: DictConfig, lr: float, factor: float, falls_in: int | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that takes one training step on pixels and labels, and returns the loss before it.
+
+    With `falls_in`, the rates fall to 0 along a cosine in so many steps, as with scheduler=cosine.
+    """
     groups = [
         {"params": network.trunk.parameters(), "lr": lr},
         {"params": network.head.parameters(), "lr": lr * factor},
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=config.optimizer.weight_decay)
+    falls = None if falls_in is None else CosineAnnealingLR(optimizer, falls_in)
     said = config.loss.loss
     loss = MultiSimilarityLoss(alpha=said.alpha, beta=said.beta, base=said.base)
     miner = MultiSimilarityMiner(epsilon=config.miner.epsilon)
@@ -137,16 +144,19 @@ def stepper(network: Network, config: DictConfig, lr: float, factor: float) -> C
         value: Tensor = loss(embeddings, labels, miner(embeddings, labels))
         value.backward()
         optimizer.step()
+        if falls is not None:
+            falls.step()
         return value.detach()
 
     return step
 
 
-def trained(network: Network, images: Images, config: DictConfig, lr: float, factor: float, steps: int) -> float:
+def trained(
+    network: Network, images: Images, config: DictConfig, step: Callable[[Tensor, Tensor], Tensor], steps: int
+) -> float:
     """Trains the network for so many steps. Returns the seconds that they took."""
     batch = config.sampler.batch_size
     sampler = MPerClassSampler(images.labels, config.sampler.m, batch, length_before_new_iter=steps * batch)
-    step = stepper(network, config, lr, factor)
     start = time.perf_counter()
     network.train()
     for pixels, labels in tqdm(DataLoader(images, batch, sampler=sampler), "training", steps):
@@ -180,7 +190,9 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     network = Network(config.head.dim, weights, options.head_start)
     train, test = opened(records, size)
     untrained = embedded(network, test)
-    seconds = trained(network, train, config, lr, factor, options.steps or config.trainer.max_steps)
+    steps = options.steps or config.trainer.max_steps
+    step = stepper(network, config, lr, factor, steps if options.rates == "cosine" else None)
+    seconds = trained(network, train, config, step, steps)
     vectors, labels = embedded(network, test), torch.tensor(test.labels)
     calculator = AccuracyCalculator(
         include=("precision_at_1", "mean_average_precision_at_r"),
@@ -214,6 +226,7 @@ def main() -> None:
         "--lr", type=float, help="learning rate; default: what the baseline's search found, else the comparison's"
     )
     parser.add_argument("--head-lr-factor", type=float, help="the head's learning rate over --lr; same default")
+    parser.add_argument("--rates", choices=("constant", "cosine"), default="constant", help="cosine: they fall to 0")
     parser.add_argument("--head-start", choices=("torch", "xavier"), default="torch", help="how the layer starts")
     parser.add_argument("--row", help="row of the comparison to write the figures under; default: by --head-start")
     parser.add_argument("--steps", type=int, help="default: the comparison's")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from dml.configuration.composition import composed
 from dml.data.dataset import open_dataset
 from dml.data.miniatures import cars196
 from dml.papers.catalogue import read_experiment
@@ -39,25 +40,32 @@ def test_training_images_are_random_and_test_images_are_not(peer: ModuleType, tm
 
 
 @pytest.mark.data
-def test_the_same_batches_train_the_same_network(peer: ModuleType, data_dir: Path) -> None:
+@pytest.mark.parametrize("scheduler", ["constant", "cosine"])
+def test_the_same_batches_train_the_same_network(peer: ModuleType, data_dir: Path, scheduler: str) -> None:
     """From the same weights and on the same batches, the losses of the first steps agree with the baseline's."""
     config, lr, factor = peer.settings(read_experiment(peer.COMPARISON), None, None)
+    steps = 3
     config.sampler.batch_size = 16
     config.dataset.cache = "none"
     config.paths.data_dir = str(data_dir)
+    config.trainer.max_steps = steps
+    config.scheduler = composed(f"scheduler={scheduler}").scheduler
     parts = build(config)
     ours, theirs = (
         parts.method.train(),
         peer.Network(config.head.dim, Path(config.backbone.weights_dir) / peer.WEIGHTS, "torch").train(),
     )
     theirs.head.load_state_dict(ours.head.projection.state_dict())
-    optimizer, step = ours.optimizer_alone(), peer.stepper(theirs, config, lr, factor)
+    optimizer = ours.optimizer_alone()
+    schedule = ours.recipe.schedule_of(optimizer, steps_per_epoch=1)
+    step = peer.stepper(theirs, config, lr, factor, steps if scheduler == "cosine" else None)
     normalize = v2.Normalize(**peer.IMAGENET)
     batches = iter(parts.data.train_dataloader())
-    for _ in range(3):
+    for _ in range(steps):
         batch = next(batches)
         optimizer.zero_grad()
         loss = sum(ours.compute_terms(batch).values())
         loss.backward()
         optimizer.step()
+        schedule.step(loss)
         torch.testing.assert_close(step(normalize(batch["image"]), batch["label"]), loss.detach(), rtol=1e-4, atol=0)
