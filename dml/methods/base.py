@@ -27,6 +27,9 @@ from dml.models.heads import Head
 from dml.models.stored import Stored
 from dml.models.weights import Source
 
+# Names in a training's log that methods give themselves; a term of a loss with such a name would be lost.
+TAKEN = frozenset({"activation", "adversary", "divergence", "embeddings", "hinge", "loss"})
+
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
 
@@ -188,11 +191,19 @@ class Method(TrainedModule, Waits):
         return self.learners(self.normalized(images)).embeddings
 
     def metric(self, i: int, part: tuple[Tensor, Tensor], output: Output, batch: Batch) -> dict[str, Tensor]:
-        """Computes the terms of the i-th loss on embeddings and norms from `Output.learner` or `Output.ensemble`."""
+        """Computes the terms of the i-th loss on embeddings and norms from `Output.learner` or `Output.ensemble`.
+
+        Raises:
+            UserError: the loss names a term as a method names its own.
+        """
         embeddings, norms = part
         known = {"norms": norms, "index": batch["index"], **output.auxiliary}
         value = self.losses[i](embeddings, batch["label"], **known)
-        return value if isinstance(value, dict) else {"metric": value}
+        if not isinstance(value, dict):
+            return {"metric": value}
+        if taken := TAKEN & value.keys():
+            raise UserError(f"the loss names a term {min(taken)}, which methods use themselves: give it another name.")
+        return value
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
         """Computes the terms of the objective; this rank's part of a batch is `image [b,3,H,W], label [b], index [b]`.

@@ -87,6 +87,17 @@ def test_terms_of_any_name_pass_through_a_method(method_of: Callable[..., Method
     assert set(objective_of(method, raw, torch.tensor([0, 0, 1, 1]))) == {"pull", "shorter"}
 
 
+def test_a_loss_does_not_take_the_name_of_a_methods_own_term(method_of: Callable[..., Method]) -> None:
+    class Apart(nn.Module):
+        def forward(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"divergence": embeddings.sum()}
+
+    method = method_of("method=abe", "method.M=2")
+    method.losses = nn.ModuleList([Loss(Apart()), Loss(Apart())])
+    with pytest.raises(UserError, match=r"^the loss names a term divergence, which methods use themselves: "):
+        objective_of(method, torch.randn(4, 2, 12), torch.tensor([0, 0, 1, 1]))
+
+
 def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..., Method]) -> None:
     class Bright(nn.Module):
         def forward(self, embeddings: Tensor, labels: Tensor, brightness: Tensor) -> Tensor:
