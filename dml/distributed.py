@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed import (
     ProcessGroup,
-    all_gather_into_tensor,
     all_gather_object,
     all_reduce,
     broadcast,
@@ -25,6 +25,10 @@ from torch.distributed import (
 
 T = TypeVar("T")
 
+# Its name in torch 2.14, which warns of the former one at every call.
+NAMES = ("all_gather_single", "all_gather_into_tensor")
+all_gather = next(getattr(torch.distributed, name) for name in NAMES if hasattr(torch.distributed, name))
+
 
 class _Gather(torch.autograd.Function):
     @staticmethod
@@ -34,7 +38,8 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (gradient,) = gradients
-        gradient = gradient.contiguous()
+        # A copy, since other nodes of the graph may have been given the same tensor.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
         all_reduce(gradient)
         return gradient.chunk(get_world_size())[get_rank()]
 
@@ -45,7 +50,7 @@ def gather_rows(rows: Tensor) -> Tensor:
     if not _several():
         return rows
     gathered = rows.new_empty((get_world_size() * len(rows), *rows.shape[1:]))
-    all_gather_into_tensor(gathered, rows.contiguous())
+    all_gather(gathered, rows.contiguous())
     return gathered
 
 

@@ -19,6 +19,7 @@ from dml.errors import Interrupted, UserError
 
 SWEPT = "DML_SWEPT"  # environment variable of a sweep: the names of the options that are swept
 
+PATIENCE = 20  # seconds
 PARENT = "DML_PARENT"  # environment variable of a process that has to end with its parent: the parent's id
 
 
@@ -69,6 +70,13 @@ def runs_at_once() -> int:
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def duration(seconds: float) -> str:
+    """Writes a duration in words, with about two digits."""
+    if seconds > 5400:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -129,15 +137,14 @@ def stop_when_told() -> None:
                 signal.signal(one, leave)
 
 
-def wait_for_the_first_rank(seconds: float = 20) -> None:
+def wait_for_the_first_rank() -> None:
     """Makes other ranks wait for the end of rank 0, which reports a mistake that all ranks find. When a rank ends with
     an error, Lightning kills the ranks that still run, and rank 0 might not have reported it yet.
 
-    Args:
-        seconds: to wait at most.
+    They wait for `PATIENCE` seconds at most.
     """
     if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
             time.sleep(0.1)
 

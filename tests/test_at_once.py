@@ -11,8 +11,8 @@ import pytest
 
 from dml.errors import INTERRUPTED, Interrupted
 from dml.experiment import main
-from dml.launch.at_once import Job, carry_out, duration, seconds_left
-from dml.process import cores, runs_at_once, share_of_the_machine
+from dml.launch.at_once import Job, carry_out, seconds_left
+from dml.process import cores, duration, runs_at_once, share_of_the_machine
 from tests.conftest import TINY
 from tests.test_faults import eventually
 

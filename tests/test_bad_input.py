@@ -106,6 +106,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["loss=gsp/c2"], "experiment=gsp_cub"),
         (["loss=arcface", "miner=semihard"], "miner=TripletMarginMiner .* loss=ArcFaceLoss takes none"),
         (["loss=xbm", "miner=multi_similarity"], "miner=MultiSimilarityMiner .* a memory"),
+        (["transform.copies=8"], r"transform\.copies=8 is for features that are kept: set dataset\.cache=features"),
         (["transform.train.crop.size=20"], r"transform\.train makes .* \[3, 20, 20\]"),
         ([f"+transform.test.flip._target_={V2}.RandomHorizontalFlip"], r"transform\.test is random"),
         ([f"+transform.train.erase={{_target_: {V2}.RandomErasing, p: 2}}"], r"transform\.train\.erase\.p=2 has to be"),
@@ -144,7 +145,7 @@ def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, t
 def test_how_a_run_is_carried_out_may_change(configure: Configure) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     changed = ["trainer.num_workers=1", "trainer.log_every=7", "logger=tensorboard", "paths.data_dir=/elsewhere"]
-    run(configure(*TINY, "trainer.max_steps=2", *changed), [])
+    assert run(configure(*TINY, "trainer.max_steps=4", *changed), [])["run/steps"] == 4
 
 
 def test_a_first_attempt_may_be_corrected(configure: Configure) -> None:

@@ -82,6 +82,15 @@ def test_ema_is_the_average_of_a_literal_loop(configure: Configure, tmp_path: Pa
     assert abs(of_weights["map@r"] - of_average["map@r"]) > 1e-4  # else nothing was looked at
 
 
+def test_averages_know_that_there_are_prototypes(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are begun before there are any."""
+    monkeypatch.setattr("dml.models.gsp.SEEDS", 32)
+    _, saved = trained(configure(*SHORT, "callbacks=ema", "method=gsp", "head.m=4", "head.init=kcenter"))
+    states = [saved[weights]["head.pooling._extra_state"] for weights in ("state_dict", "current_model_state")]
+    assert not states[0][0]  # no longer waiting
+    assert torch.equal(*states)
+
+
 def test_swa_is_the_mean_of_the_last_part(configure: Configure) -> None:
     seen, saved = trained(configure(*SHORT, "callbacks=swa", "callbacks.swa.start=0.5", "callbacks.swa.every=2"))
     averaged = [seen[step] for step in (4, 6, 8)]  # from step 4 on, counted from 0

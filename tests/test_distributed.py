@@ -30,9 +30,10 @@ def _gradients(part: slice) -> dict[str, torch.Tensor]:
     scale = nn.Parameter(torch.tensor(1.3, dtype=torch.float64))  # a parameter of the loss
     images, labels = torch.randn(8, 6, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 0, 1, 2, 2])
     embeddings = F.normalize(network(images[part]).unflatten(1, (2, 4)), dim=-1)
-    everything, all_labels = gather(embeddings, labels[part])
+    everything, all_labels = gather(embeddings), gather(labels[part])
     loss = scale * contrastive(everything[:, 0], all_labels) + divergence(everything, 1.5)
     loss = loss + contrastive_of_pairs(everything[:, 1], all_labels, margin=2.0)  # image i and image i + 4
+    loss = loss + (gather(embeddings[:, 0]) + gather(embeddings[:, 1])).square().sum()  # both are given one gradient
     loss.backward()
     result = {"loss": loss.detach(), "scale": scale.grad, "weight": network.weight.grad, "bias": network.bias.grad}
     if torch.distributed.is_initialized():
@@ -51,7 +52,7 @@ def _collect() -> dict[str, dict[str, torch.Tensor]]:
         collector = Collector()
         for row in rows_of_rank[torch.distributed.get_rank()]:
             collector.update(torch.full((1, 2, 3), float(row)), torch.tensor([row % 3]), torch.tensor([row]))
-        table = collector.table()
+        table = collector.embedded()
         tables[case] = {"embeddings": table.embeddings, "labels": table.labels, "rows": table.rows}
     return tables
 

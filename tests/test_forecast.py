@@ -10,7 +10,7 @@ import torch
 
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
-from dml.training.callbacks.forecast import Forecast, duration, forecast
+from dml.training.callbacks.forecast import Forecast, forecast
 from dml.training.callbacks.steps import Timing
 
 
@@ -26,7 +26,7 @@ def test_it_is_said_once_and_of_what_is_to_come(capsys: pytest.CaptureFixture[st
         callback.on_train_batch_end(trainer, cast(Any, None), None, None, 0)
     said = capsys.readouterr().err
     assert said.count("About") == 1
-    assert "About 18 min: 494 steps of 2 s, 3 evaluations of 30 s, then the report. It takes at least" in said
+    assert "About 18 minutes: 494 steps of 2 s, 3 evaluations of 30 s, then the report. It takes at least" in said
     (known,) = re.findall(r"at least ([\d.]+) GB of memory in each process, its peak so far; the report may add", said)
     assert float(known) == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, abs=0.2)
 
@@ -40,5 +40,7 @@ def test_evaluations_to_come_are_counted_as_they_come() -> None:
 
 
 def test_words() -> None:
-    assert [duration(s) for s in (12, 100, 7200)] == ["12 s", "2 min", "2.0 h"]
-    assert forecast(10, 0.5, 1, None) == "About 5 s: 10 steps of 0.5 s, 1 evaluation of unknown length, then the report"
+    assert (
+        forecast(10, 0.5, 1, None)
+        == "About 5 seconds: 10 steps of 0.5 s, 1 evaluation of unknown length, then the report"
+    )

@@ -23,7 +23,7 @@ from dml.evaluation import interval
 from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
-from dml.files import write_atomically
+from dml.files import atomic_path, write_atomically
 from dml.runs import differences
 from dml.runs.collecting import BELOW_SAYS, Group, below_untrained, groups, leaves
 from dml.runs.scores import QUERIES, read_queries
@@ -248,7 +248,8 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
             picture = summaries.difference_plot(
                 drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {b.name} minus {a.name}"
             )
-            picture.savefig(out / f"difference_{name.replace('@', '_')}.png")
+            with atomic_path(out / f"difference_{name.replace('@', '_')}.png") as new:
+                picture.savefig(new, format="png")
         sides: dict[str, Any] = {"a": str(a), "b": str(b), "runs": both.runs}
         sides["differs"] = {one.name: one.values for one in differ}
         text = json.dumps(sides | {"draws": draws, "seed": seed, "metrics": content}, indent=1)

@@ -26,7 +26,7 @@ from dml.errors import UserError
 from dml.evaluation.metric import metric, of_queries
 from dml.evaluation.metrics import evaluate
 from dml.figures import summaries
-from dml.files import write_atomically
+from dml.files import atomic_path, write_atomically
 from dml.runs.collecting import FinishedRun, leaves
 from dml.runs.scores import read_embeddings
 
@@ -254,9 +254,9 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
     picture = out / "figures" / "collections.png"
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        summaries.collections([(one.label, _points(one.collections, one.independent)) for one in found]).savefig(
-            picture
-        )
+        drawn = summaries.collections([(one.label, _points(one.collections, one.independent)) for one in found])
+        with atomic_path(picture) as new:
+            drawn.savefig(new, format="png")
         write_atomically(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error

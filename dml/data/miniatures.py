@@ -14,11 +14,11 @@ from scipy.io import savemat
 IMAGES = 4  # per class
 
 
-def picture(path: Path, label: int, number: int, width: int = 40, height: int = 32) -> None:
+def picture(path: Path, label: int, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng([label, number])
     colour = np.random.default_rng(label).integers(0, 256, 3)
-    pixels = np.clip(colour + rng.normal(0, 20, (height, width, 3)), 0, 255).astype(np.uint8)
+    pixels = np.clip(colour + rng.normal(0, 20, (32, 40, 3)), 0, 255).astype(np.uint8)
     Image.fromarray(pixels).save(path, quality=95)
 
 

@@ -1,5 +1,6 @@
 """Functions shared by the readers of official layouts: text lists, checks that images exist, and published counts."""
 
+import math
 import os
 import warnings
 from collections import Counter
@@ -86,6 +87,7 @@ def records(
     number = {label: i for i, label in enumerate(classes)}
     paths = Paths.of(str(root / item.path) for item in items)
     boxes = [item.box for item in items]
+    cut = any(box is not None for box in boxes)
     cameras = [item.camera for item in items if item.camera is not None]
 
     def open_image(row: int) -> Image.Image:
@@ -100,6 +102,7 @@ def records(
         open_image=open_image,
         unreadable=unreadable,
         cameras=np.array(cameras, dtype=np.int64) if cameras else None,
+        boxes=np.array([(math.nan,) * 4 if box is None else box for box in boxes], dtype=np.float64) if cut else None,
     )
 
 

@@ -44,8 +44,8 @@ class Records:
         open_image: row -> RGB image. Safe to call in forked workers: it shares no file handle.
         unreadable: what to do with a file that cannot be decoded, `stop` or `skip` (see `dml.data.check`).
         cameras: `[N]` int64, which camera took each image; None: the data set does not say.
-        boxes: `[N,4]` float64, the part that `open_image` cuts out of each file, from a user's CSV file; a row of NaN
-            means the whole image; None: there are no boxes.
+        boxes: `[N,4]` float64, the part that `open_image` cuts out of each file; a row of NaN means the whole image;
+            None: there are no boxes.
         source: returns a text that changes when pictures change that do not lie in files of their own; None: the
             pictures are files, or nothing tells.
 

@@ -172,16 +172,17 @@ class Pairs:
         return {at: of_bin.cpu().numpy() for at, of_bin in counts.items()}
 
     @full_precision()
-    def at(self, threshold: float, seed: int = 0) -> "Matches":
+    def at(self, threshold: float) -> "Matches":
         """Counts matches at a threshold by groups of classes, in one more pass.
+
+        If there are more than `GROUPS` classes, chance decides which of them form a group.
 
         Args:
             threshold: pairs match if their similarity is at least this.
-            seed: decides which classes form a group, if there are more than `GROUPS`.
         """
         classes = len(self.sizes)
         groups = min(classes, GROUPS)
-        group = np.random.default_rng(seed).permutation(classes) % groups if classes > groups else np.arange(classes)
+        group = np.random.default_rng(0).permutation(classes) % groups if classes > groups else np.arange(classes)
         of_image = torch.as_tensor(group, device=self.points.device)[self.classes]
         false = torch.zeros(groups * groups, dtype=torch.int64, device=self.points.device)
         matching = torch.zeros(groups, dtype=torch.int64, device=self.points.device)

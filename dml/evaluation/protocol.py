@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from dml.configuration.ranges import Count, Few, Seed, Size, WholeNumber
 from dml.configuration.trainings import Axis
 from dml.data.records import Records
+from dml.distributed import from_all_ranks, is_first
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded, Retrieval, score
 from dml.evaluation.inputs import as_ks
@@ -36,7 +38,8 @@ class Conventional:
         every: how often to evaluate while training, in `unit`.
         unit: `steps`, or `epochs` of the sampler.
         batch_size: of the evaluation, per device.
-        clustering: report NMI and F1 at the end (k-means with one cluster for each test class).
+        clustering: report NMI and F1 at the end (k-means with one cluster for each test class; of queries and gallery
+            together where the data set has both, as in DCES's released code).
         slices: for a method with a single learner, cut its embedding into this many slices and score those too. DCES
             compares its learners with such slices (Table 7, Fig. 10).
         seen: also report Recall@1 among the training images at every evaluation (DeML Fig. 5). It costs a pass over
@@ -142,7 +145,10 @@ class Conventional:
         retrieval = self.retrieval(split, queries, gallery)
         metrics = score(queries, gallery, retrieval, slices=self.slices, groups=groups, final=final)
         if self.clustering and final:
-            found = cluster(queries.embeddings.flatten(1), queries.labels)
+            seen = [queries] if gallery is None else [queries, gallery]
+            points, labels = torch.cat([of.embeddings for of in seen]), torch.cat([of.labels for of in seen])
+            # On one rank alone, since k-means takes all cores, or a GPU's memory.
+            found = from_all_ranks(cluster(points.flatten(1), labels) if is_first() else {})[0]
             metrics |= {f"test/{name}": value for name, value in found.items()}
         return metrics
 

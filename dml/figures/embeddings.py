@@ -12,6 +12,8 @@ from dml.evaluation.evaluator import Embedded, self_cosines
 from dml.evaluation.metric import HEADLINE, metric
 from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas, legend_above
 
+PAIRS = 50_000  # of each kind that are drawn for histograms
+
 
 def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
     """Draws Recall@1 of each learner as a bar, with lines for the ensemble and the untrained ensemble."""
@@ -55,15 +57,15 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
     return figure
 
 
-def similarity_histograms(embedded: Embedded, pairs: int = 50_000, seed: int = 0) -> Figure:
+def similarity_histograms(embedded: Embedded) -> Figure:
     """Draws histograms of the cosines of positive, negative and self pairs (ABE Fig. 5).
 
     Positive and negative pairs are two images embedded by the same learner. A self pair is one image embedded by two
-    learners; all of them are counted. Of the others a sample is drawn, see `random_pairs`.
+    learners; all of them are counted. Of the others `PAIRS` are drawn, see `random_pairs`.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
-    first, second = random_pairs(embedded.labels, pairs, seed)
+    first, second = random_pairs(embedded.labels, PAIRS, seed=0)
     cosines = (embedded.embeddings[first] * embedded.embeddings[second]).sum(-1).flatten()  # [P*L]
     same = (embedded.labels[first] == embedded.labels[second]).repeat_interleave(embedded.embeddings.shape[1])
     kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}

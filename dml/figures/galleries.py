@@ -16,6 +16,10 @@ from dml.figures.style import GREY, RIGHT, WRONG, thumbnail
 
 FONTS = f"{matplotlib.get_data_path()}/fonts/ttf/"
 
+SIDE = 72  # of a thumbnail, in pixels
+
+QUERIES = 10  # of each learner in `easiest_queries`
+
 
 def cluster_images(
     clusters: np.ndarray,
@@ -24,7 +28,6 @@ def cluster_images(
     open_image: Any,
     name: Callable[[int], str],
     count: int = 12,
-    side: int = 72,
 ) -> Image.Image:
     """Draws random images of each learner's cluster, one row for each learner, with their classes below.
 
@@ -39,14 +42,12 @@ def cluster_images(
     for k in range(learners):
         members = np.flatnonzero(clusters == k)
         chosen = rng.choice(members, min(count, len(members)), replace=False)
-        tiles = [(thumbnail(open_image(int(rows[i])), side, GREY), name(int(rows[i]))) for i in chosen]
+        tiles = [(thumbnail(open_image(int(rows[i])), SIDE, GREY), name(int(rows[i]))) for i in chosen]
         lines.append((f"learner {k}: {len(members)} images", tiles))
-    return sheet(lines, count, side)
+    return sheet(lines, count, SIDE)
 
 
-def easiest_queries(
-    best: np.ndarray, rows: np.ndarray, open_image: Any, name: Callable[[int], str], count: int = 10, side: int = 72
-) -> Image.Image:
+def easiest_queries(best: np.ndarray, rows: np.ndarray, open_image: Any, name: Callable[[int], str]) -> Image.Image:
     """Draws queries that one learner answers and the others do not, one row for each learner (DCES Fig. 9).
 
     A learner answers a query if its nearest image is a positive (Recall@1 = 1). Below each query stand its class and
@@ -62,10 +63,10 @@ def easiest_queries(
     for i, own in enumerate(best):
         others = np.delete(best, i, axis=0).min(0)
         alone = np.flatnonzero((own == 1) & (others > 1))
-        chosen = alone[np.argsort(-others[alone], kind="stable")][:count]
-        tiles = [(thumbnail(open_image(int(rows[q])), side, GREY), f"{others[q]} {name(int(rows[q]))}") for q in chosen]
+        chosen = alone[np.argsort(-others[alone], kind="stable")][:QUERIES]
+        tiles = [(thumbnail(open_image(int(rows[q])), SIDE, GREY), f"{others[q]} {name(int(rows[q]))}") for q in chosen]
         lines.append((f"learner {i}: {len(alone)} of {len(own)} queries", tiles))
-    return sheet(lines, count, side)
+    return sheet(lines, QUERIES, SIDE)
 
 
 def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], columns: int, side: int) -> Image.Image:
@@ -203,8 +204,8 @@ def fitting(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
     return text + "…"
 
 
-def _half_wrong(first_right: Tensor, count: int, seed: int = 0) -> list[int]:
-    order = torch.randperm(len(first_right), generator=torch.Generator().manual_seed(seed))
+def _half_wrong(first_right: Tensor, count: int) -> list[int]:
+    order = torch.randperm(len(first_right), generator=torch.Generator().manual_seed(0))
     wrong, right = order[~first_right[order]].tolist(), order[first_right[order]].tolist()
     half = wrong[: count // 2]
     return right[: count - len(half)] + half

@@ -13,6 +13,8 @@ from dml.figures.plot import Plot
 from dml.figures.style import GREEN, canvas, cut_short, overlay
 from dml.models.attention import crop_and_zoom
 
+LEARNERS = 8  # shown at most
+
 
 def attention_plot(images: Tensor, weights: Tensor) -> Plot:
     """Returns `attention_maps` as a `Plot`; `images` `[B,3,H,W]` and `weights` `[B,L,C,h,w]` may be on any device."""
@@ -24,7 +26,7 @@ def attention_plot(images: Tensor, weights: Tensor) -> Plot:
     )
 
 
-def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: int = 8) -> Figure:
+def attention_maps(images: Tensor, maps: Tensor, channels: int = 2) -> Figure:
     """Draws what each learner attends to, over the images (ABE Fig. 6; DIABLO's maps).
 
     Each image has a block of rows: one for the mean over channels, and one for each channel on which the learners
@@ -32,11 +34,10 @@ def attention_maps(images: Tensor, maps: Tensor, channels: int = 2, learners: in
 
     Args:
         images: `[B,3,H,W]` in 0..1.
-        maps: `[B,L,C,h,w]`.
+        maps: `[B,L,C,h,w]`; the first `LEARNERS` learners are shown.
         channels: how many channels are shown besides the mean; none with a single channel or learner.
-        learners: how many are shown, from the first.
     """
-    maps = maps[:, :learners]
+    maps = maps[:, :LEARNERS]
     several = maps.shape[1] > 1 and maps.shape[2] > 1
     chosen = maps.var(1).mean((0, 2, 3)).topk(min(channels, maps.shape[2])).indices.tolist() if several else []
     views = {"mean": maps.mean(2)} | {f"channel {c}": maps[:, :, c] for c in chosen}

@@ -1,7 +1,6 @@
 """Sprite sheets: thumbnails of many images in a few large JPEGs, for a page that contains all of them."""
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps
 
 from dml.data.images import quiet
+from dml.process import cores
 
 BYTES = 15_000_000  # of all sheets together; as base64 in a page they take a third more
 
@@ -32,21 +32,21 @@ class Sprites:
     sheets: list[bytes]
 
 
-def sprites(open_image: Callable[[int], Image.Image], rows: Sequence[int], most: int = BYTES) -> Sprites:
-    """Makes sheets of the thumbnails of images, in the order of `rows`, of at most `most` bytes together.
+def sprites(open_image: Callable[[int], Image.Image], rows: Sequence[int]) -> Sprites:
+    """Makes sheets of the thumbnails of images, in the order of `rows`, of at most `BYTES` together. If
+    even the smallest side and the worst quality take more, these are used all the same.
 
     Args:
         open_image: row of the records -> RGB image; called by several threads.
         rows: of the images in the records.
-        most: bytes. If even the smallest side and the worst quality take more, these are used all the same.
     """
-    side = next((side for side in SIDES if len(rows) * side * side * PIXEL <= most), SIDES[-1])
+    side = next((side for side in SIDES if len(rows) * side * side * PIXEL <= BYTES), SIDES[-1])
 
     def small(row: int) -> Image.Image:
         return ImageOps.pad(open_image(row).convert("RGB"), (side, side), color="white")
 
     sheets = []
-    with quiet(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with quiet(), ThreadPoolExecutor(min(16, cores())) as pool:
         for some in _parts(rows):
             sheet = Image.new("RGB", (side * COLUMNS, side * -(-len(some) // COLUMNS)), "white")
             for at, picture in enumerate(pool.map(small, some)):
@@ -54,7 +54,7 @@ def sprites(open_image: Callable[[int], Image.Image], rows: Sequence[int], most:
             sheets.append(sheet)
     for quality in QUALITIES:
         files = [_jpeg(sheet, quality) for sheet in sheets]
-        if sum(map(len, files)) <= most:
+        if sum(map(len, files)) <= BYTES:
             break
     return Sprites(side, files)
 

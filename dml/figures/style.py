@@ -58,8 +58,8 @@ def shade(k: int, count: int) -> tuple[float, float, float, float]:
     return matplotlib.colormaps["viridis"](k / max(1, count - 1) * 0.9)
 
 
-def cut_short(name: str, length: int = 40) -> str:
-    return name if len(name) <= length else name[: length - 3] + "..."
+def cut_short(name: str) -> str:
+    return name if len(name) <= 40 else name[:37] + "..."
 
 
 def overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:

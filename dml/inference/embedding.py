@@ -27,6 +27,7 @@ from dml.errors import UserError
 from dml.files import NETWORK
 from dml.inference.vectors import UNIT, Embedded, writable, write_vectors
 from dml.methods.base import Method
+from dml.process import cores
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
@@ -203,7 +204,7 @@ def opened(
         except Exception as error:  # whatever PIL's decoders raise
             return reason(error)
 
-    with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with quiet(), ThreadPoolExecutor(min(8, cores())) as pool:
         ahead = [pool.submit(image, file) for file in (batches[0] if batches else ())]
         for i, batch in enumerate(batches):
             following = batches[i + 1] if i + 1 < len(batches) else ()

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from dml.errors import INTERRUPTED, Interrupted
-from dml.process import STOPPING, share_of_the_machine, started_from_here
+from dml.process import STOPPING, duration, share_of_the_machine, started_from_here
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,3 @@ def seconds_left(taken: Sequence[float], running: Sequence[float], waiting: int)
         return None
     mean = sum(taken) / len(taken)
     return sum(max(mean - seconds, 0) for seconds in running) + mean * waiting
-
-
-def duration(seconds: float) -> str:
-    """Writes a duration in words, with about two digits."""
-    if seconds > 5400:
-        return f"{seconds / 3600:.1f} hours"
-    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"

@@ -136,10 +136,11 @@ class SumPerImage(BaseReducer):
 class TupletMargin(TupletMarginLoss):
     """pytorch-metric-learning's TupletMarginLoss, without its NaN for coinciding images.
 
-    Rounding may give a pair of equal images a cosine above 1, whose arc cosine is NaN.
+    Equal images have a cosine of 1, where the arc cosine has an infinite gradient, or by rounding a larger one, whose
+    arc cosine is NaN. Such pairs have an angle of 0 and no gradient.
     """
 
     def _compute_loss(self, pos_pairs: Any, neg_pairs: Any, indices_tuple: Any) -> Any:
         if isinstance(pos_pairs, Tensor):  # without pairs it is an empty list
-            pos_pairs = pos_pairs.clamp(-1, 1)  # clamp has no gradient at its ends, where acos has an infinite one
+            pos_pairs = pos_pairs.where(pos_pairs.abs() < 1, pos_pairs.detach().clamp(-1, 1))
         return super()._compute_loss(pos_pairs, neg_pairs, indices_tuple)

@@ -26,9 +26,6 @@ class ZeroShotPrediction(nn.Module):
         width: e.
         ridge: weight of the regression's penalty (the paper's epsilon, 0.05).
         logit_scale: factor of the softmax's logits; the paper has none, the released code 9.5.
-
-    Raises:
-        UserError: an option is out of range.
     """
 
     def __init__(self, classes: int, width: int, ridge: Positive = 0.05, logit_scale: Positive = 1.0) -> None:

@@ -28,7 +28,7 @@ from dml.models.stored import Stored
 from dml.models.weights import Source
 
 # Names in a training's log that methods give themselves; a term of a loss with such a name would be lost.
-TAKEN = frozenset({"activation", "adversary", "divergence", "embeddings", "hinge", "loss"})
+TAKEN = frozenset({"activation", "adversary", "divergence", "embeddings", "hinge", "loss", "zero_shot"})
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -217,6 +217,12 @@ class Method(TrainedModule, Waits):
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
                 terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
+                # Under DDP every parameter has to take part, also those of a loss that finds no pairs in the batch, or
+                # that has no part in this step.
+                idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
+                if idle:
+                    first = next(iter(terms))
+                    terms[first] = terms[first] + 0 * torch.stack(idle).sum()
                 if self.activation_decay:
                     weights = [layer.weight for layer in self.projections()]
                     terms["activation"] = functional.activation_decay(

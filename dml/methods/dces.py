@@ -56,7 +56,7 @@ class DCES(Method):
     A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering.
 
     The released code differs from the paper. These options do what it does: it clusters normalised features
-    (`space=features`); trains the full embedding from epoch 80 of 190 on clustered batches and after 190 on all images
+    (`space=features`); trains the full embedding from epoch 80 of 200 on clustered batches and from 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
     (`optimizer.weight_decay=1e-4`); and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
     It matches by symmetric difference and then applies the inverted permutation, which assigns clusters to learners
@@ -159,13 +159,8 @@ class DCES(Method):
             self.memory.update(batch["index"], output.embeddings.flatten(1))
         self.active = self._turn()
         if self.active is None:
-            terms = self.metric(len(self.losses) - 1, output.ensemble(), output, batch)
-        else:
-            terms = self.metric(self.active, output.learner(self.active), output, batch)
-        # Under DDP every parameter has to take part.
-        idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
-        first = next(iter(terms))
-        return terms | {first: terms[first] + 0 * torch.stack(idle).sum()} if idle else terms
+            return self.metric(len(self.losses) - 1, output.ensemble(), output, batch)
+        return self.metric(self.active, output.learner(self.active), output, batch)
 
     def _turn(self) -> int | None:
         """Returns the learner whose cluster the batch is from; None: the full embedding is trained."""

@@ -36,12 +36,13 @@ class GeneralizedSumPool(LearnsLater, Waits):
         mu: share of the image that is kept; 1 is global average pooling.
         eps: the entropy's weight is 1 / eps. The paper: 5 for losses on pairs, 0.5 for those on proxies.
         solver, iterations: see `dml.models.transport.transport_plan`.
-        then: how the weighted embeddings are pooled: `sum` (GSP), `max` (GMP+GSP), or `gemean` (GeMean+GSP), the
+        then: how the weighted embeddings are pooled: `sum` (GSP), or `gemean` (GeMean+GSP, Algorithm 2), the
             generalised mean of the values above 0 with a learned exponent that starts at 3.
         init: of the prototypes. `random`: random directions of unit norm. `kcenter`, after the released code: training
             begins with equal weights, until `init_steps` passes and 1,024 means of local embeddings were seen; then the
             prototypes are chosen from the last 1,024, at unit norm, so that they are far from one another.
-        init_steps: passes before prototypes are chosen, with `kcenter`; the released TensorFlow code has 4096.
+        init_steps: passes before prototypes are chosen, with `kcenter`; the released TensorFlow code has 0, and with
+            losses on proxies an epoch.
 
     Raises:
         UserError: there are more prototypes than embeddings that `kcenter` chooses from.
@@ -57,7 +58,7 @@ class GeneralizedSumPool(LearnsLater, Waits):
         eps: Annotated[float, Field(gt=0, le=1000)] = 5.0,
         solver: Literal["newton", "fixed_point"] = "newton",
         iterations: Annotated[int, Field(ge=1, le=10_000)] | None = None,
-        then: Literal["sum", "max", "gemean"] = "sum",
+        then: Literal["sum", "gemean"] = "sum",
         init: Literal["random", "kcenter"] = "random",
         init_steps: WholeNumber = 0,
     ) -> None:
@@ -66,7 +67,7 @@ class GeneralizedSumPool(LearnsLater, Waits):
             raise UserError(
                 f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses from: lower it."
             )
-        self.mu, self.eps, self.solver, self.iterations, self.then = mu, eps, solver, iterations, then
+        self.mu, self.eps, self.solver, self.iterations = mu, eps, solver, iterations
         self.prototypes = nn.Parameter(F.normalize(torch.randn(m, dim)))
         self.exponent = nn.Parameter(torch.tensor(3.0)) if then == "gemean" else None
         self.init_steps = init_steps
@@ -121,8 +122,6 @@ class GeneralizedSumPool(LearnsLater, Waits):
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """Pools weighted embeddings as `then` says: `[B,d,n] -> [B,d]`."""
-        if self.then == "max":
-            return cells.amax(-1)
         if self.exponent is not None:
             return generalized_mean(cells, self.exponent, eps=1e-6)
         return cells.mean(-1)
@@ -142,13 +141,14 @@ class GeneralizedSumPool(LearnsLater, Waits):
             self.prototypes.copy_(k_centres(self.pooled, len(self.prototypes)))
             self.waiting = False
 
-    # Whether there are prototypes has to be in the checkpoint, and known on the host.
+    # Whether there are prototypes has to be in the checkpoint, in files that hold tensors alone, and known on the host.
 
-    def get_extra_state(self) -> dict[str, Any]:
-        return {"waiting": self.waiting, "steps": self.steps, "kept": self.kept}
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.waiting, self.steps, self.kept])
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.waiting, self.steps, self.kept = state["waiting"], state["steps"], state["kept"]
+    def set_extra_state(self, state: Tensor) -> None:
+        waiting, self.steps, self.kept = state.tolist()
+        self.waiting = bool(waiting)
 
 
 class GSPHead(LocalHead):
@@ -156,18 +156,25 @@ class GSPHead(LocalHead):
 
     Args:
         in_channels, dim: see `LocalHead`.
+        add_max: add the maximum of the features over the locations, embedded by the same linear layer (GMP+GSP). The
+            paper prints no formula; the released code adds it so, to compare with the sum of average and maximum.
         options: see `GeneralizedSumPool`.
     """
 
     options_of = GeneralizedSumPool
     pooling: GeneralizedSumPool
 
-    def __init__(self, in_channels: int, dim: Size, **options: Any) -> None:
+    def __init__(self, in_channels: int, dim: Size, *, add_max: bool = False, **options: Any) -> None:
         super().__init__(GeneralizedSumPool(dim, **options), in_channels, dim)
+        self.add_max = add_max
 
     def forward(self, features: Tensor, attributes: bool = False) -> Any:
         """Pools features `[B,C,h,w]`; arguments and result are those of `GeneralizedSumPool.forward`."""
-        return self.pooling(self.locals(features), attributes)
+        pooled = self.pooling(self.locals(features), attributes)
+        if not self.add_max:
+            return pooled
+        largest = self.projection(features.amax((2, 3)))
+        return (pooled[0] + largest, pooled[1]) if attributes else pooled + largest
 
 
 def k_centres(points: Tensor, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, Interrupted, UserError
-from dml.launch.at_once import Job, carry_out, duration
+from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.experiment import Experiment, Search, Training
 from dml.papers.page import markdown, write_page
@@ -28,7 +28,7 @@ from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import checked, commands, each_once, finished, job_of, lacking, seconds_of
 from dml.papers.tuning import command_of_search, example, job_of_search, searches, tuned
-from dml.process import started_from_here
+from dml.process import duration, started_from_here
 from dml.runs.provenance import add_start, hardware
 
 

@@ -29,6 +29,7 @@ from dml.evaluation.metric import of_queries
 from dml.papers.catalogue import FOLDER
 from dml.papers.experiment import Experiment
 from dml.papers.tuning import example, searches
+from dml.process import cores
 from dml.runs.folder import RunFolder
 from dml.training.build import build, build_method
 from dml.training.callbacks.order import callbacks_of
@@ -97,7 +98,7 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         make_miniatures(folder / "data")
-        with mp.get_context("spawn").Pool(processes or os.cpu_count(), _quietly) as pool:
+        with mp.get_context("spawn").Pool(processes or cores(), _quietly) as pool:
             alike: dict[tuple[str, bool], tuple[Small, list[Options]]] = {}
             jobs = [(options, folder) for options in wanted if options not in scripts]
             for options, small in tqdm(pool.imap_unordered(_compose, jobs), total=len(jobs), desc="composing"):

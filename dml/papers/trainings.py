@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -61,7 +62,8 @@ def job_of(training: Training, out: Path) -> Job:
     folder = folder_of(training, out)
     own = [*training.overrides, f"seed={training.seed}"]
     command = _script(training, out) if training.script else typed(own, folder)
-    several = any(o.lstrip("+").startswith(("trainer=", "trainer.devices=")) for o in training.overrides)
+    several = any(o.startswith(("trainer=", "trainer.devices=")) for o in training.overrides)
+    several = several and not training.script and composed(*training.overrides).trainer.devices != 1
     name = f"{training.experiment}, {training.row}, {training.part}, seed {training.seed}"
     return Job(name, command, folder / OUTPUT, several)
 
@@ -158,8 +160,9 @@ def seconds_of(trainings: Sequence[Training]) -> float:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timed: dict[str, float] = {}
     total = 0.0
-    distinct = {(training.key, training.seed): training for training in trainings}
-    for training in tqdm(distinct.values(), desc="estimating", leave=False):
+    trainings = list(trainings)
+    seeds = Counter(training.key for training in each_once(trainings))
+    for training in tqdm({one.key: one for one in trainings}.values(), desc="estimating", leave=False):
         config = checked(f"{training.experiment}, {training.row}", training.overrides)
         config.backbone.weights = "none"
         config.runtime.train_classes = 100
@@ -173,6 +176,6 @@ def seconds_of(trainings: Sequence[Training]) -> float:
                 if device.type == "cuda":
                     torch.cuda.synchronize()
                 timed[size] = (time.perf_counter() - start) / len(images)
-        several = max(1, len(trainings_of(config)))
+        several = max(1, len(trainings_of(config))) * seeds[training.key]
         total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
     return total

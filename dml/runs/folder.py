@@ -42,7 +42,8 @@ class RunFolder:
     """A run's folder: `config.yaml overrides.yaml provenance.json metrics.jsonl metrics.csv metrics.json queries.npz
     checkpoints/ figures/ report.html run.log`; `checkpoints/` has `last.ckpt`, `previous.ckpt` and the best ones.
 
-    If there are several processes, only the first one writes here, while it holds the lock. If there are checkpoints,
+    If there are several processes, only the first one writes here, while it holds the lock; the others add to run.log
+    why they failed. If there are checkpoints,
     the configuration in the last one decides which run this is; else `config.yaml` does.
     """
 

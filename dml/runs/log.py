@@ -12,6 +12,7 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from dml.distributed import is_first
 from dml.errors import UserError
 from dml.files import write_atomically
 from dml.runs.reading import is_logged
@@ -21,8 +22,9 @@ log = logging.getLogger("dml")
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Also writes log records and warnings to the folder's `run.log` meanwhile."""
+    """Also writes log records and warnings to the folder's `run.log` meanwhile; of other ranks only why they failed."""
     handler = logging.FileHandler(folder / "run.log")
+    handler.setLevel(logging.NOTSET if is_first() else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]
     loggers[0].setLevel(logging.INFO)

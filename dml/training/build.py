@@ -105,6 +105,12 @@ def _check_sizes(config: DictConfig) -> None:
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
+    """Raises UserError for options of kept features that do not fit together."""
+    if config.transform.copies is not None and config.dataset.cache != "features":
+        raise UserError(
+            f"transform.copies={config.transform.copies} is for features that are kept: set dataset.cache=features, or "
+            "transform.copies=null."
+        )
     train, test = transforms(config)
     train_cache, test_cache = _caches(config, records, train, test)
     train_labels = renumbered(records.labels[split.train])[1]

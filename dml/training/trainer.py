@@ -17,6 +17,7 @@ from pytorch_lightning.plugins.environments import (
     TorchElasticEnvironment,
 )
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -65,8 +66,9 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
                 + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
                 + f"{_without_statistics(method)}."
             )
-        # Not Lightning's option: it converts for a single device too, where torch runs it on a GPU only.
-        nn.SyncBatchNorm.convert_sync_batchnorm(method)
+        # Not Lightning's option: it converts for a single device too, where torch runs it on a GPU only. Nor torch's
+        # function, which would drop the activations that timm's layers of batch norm have.
+        convert_sync_batchnorm(method)
     _check_precision(config.trainer.precision, device_of(trainer))
     if config.trainer.compile:
         compile_steps(method, trainer)

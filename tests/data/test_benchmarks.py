@@ -1,5 +1,7 @@
 """Readers of the six benchmarks against literal parses of miniature replicas, and against whatever is wrong there."""
 
+import dataclasses
+import math
 import random
 import re
 import warnings
@@ -16,6 +18,7 @@ from scipy.io import loadmat, savemat
 from dml.data.cars196 import cars196
 from dml.data.cub200 import cub200
 from dml.data.dataset import open_dataset
+from dml.data.fingerprint import fingerprint
 from dml.data.inshop import inshop
 from dml.data.market1501 import market1501
 from dml.data.miniatures import MAKERS, annotation, picture, text
@@ -118,6 +121,23 @@ def test_boxes(made: Callable[[str], Path], name: str) -> None:
         i = row % (2 if name == "cars196_devkit" else 4)
         expected = whole[2:27, 4 + i : 24 + i] if name == "cub200" else whole[1 + i : 28, 2:30]
         assert np.array_equal(records.image(row), expected)
+
+
+@pytest.mark.parametrize("name", ["cub200", "cars196_devkit"])
+def test_a_changed_box_is_a_changed_picture(made: Callable[[str], Path], name: str) -> None:
+    """For caches, which know pictures by their stamps, and for the fingerprint of a run that goes on."""
+    whole, cut = (READERS[name](str(made(name)), crop=crop, strict=False) for crop in ("none", "box"))
+    rows = np.arange(3)
+    assert whole.boxes is None
+    assert cut.boxes is not None
+    assert [cut.open_image(row).size for row in rows] == [
+        (math.ceil(right) - math.floor(left), math.ceil(low) - math.floor(high))
+        for left, high, right, low in cut.boxes[rows]
+    ]
+    moved = dataclasses.replace(cut, boxes=cut.boxes + np.array([0, 0, 1, 0]))
+    stamps = [list(records.stamps(rows)) for records in (whole, cut, moved)]
+    assert len({tuple(of) for of in stamps}) == 3
+    assert len({fingerprint(records)["digest"] for records in (whole, cut, moved)}) == 3
 
 
 def test_a_box_beyond_the_picture_is_cut_to_it(made: Callable[[str], Path]) -> None:

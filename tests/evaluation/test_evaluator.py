@@ -10,8 +10,9 @@ from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded, Retrieval, correlation, score, self_cosines
-from dml.evaluation.metrics import evaluate
+from dml.evaluation.metrics import cluster, evaluate
 from dml.evaluation.protocol import Conventional, RandomClassSplit
+from dml.evaluation.splits import Split
 
 
 def table(n: int = 30, learners: int = 3, seed: int = 0) -> Embedded:
@@ -142,6 +143,16 @@ def test_queries_and_gallery_apart_are_scored_apart() -> None:
     )
     assert figures["test/recall@1"] == direct["recall@1"]
     assert figures["test/queries"] == 10
+
+
+def test_queries_and_gallery_apart_are_clustered_together() -> None:
+    given = table()
+    split = Split(given.rows[:0].numpy(), given.rows[:10].numpy(), given.rows[10:].numpy())
+    figures = Conventional(ks=[1]).score(given, split, "test", final=True)
+    alone = cluster(given.embeddings[:10].flatten(1), given.labels[:10])
+    together = cluster(given.embeddings.flatten(1), given.labels)
+    assert alone != together
+    assert {name: figures[f"test/{name}"] for name in together} == together
 
 
 def test_intervals_in_epochs() -> None:

@@ -26,8 +26,10 @@ def test_tuplet_margin_is_the_librarys() -> None:
     torch.testing.assert_close(value_and_gradient(TupletMargin(), points, labels), expected)
 
 
-def test_coinciding_images() -> None:
-    points = F.normalize(torch.tensor([[1.0, 2.0, 3.0]] * 3 + [[3.0, 1.0, 2.0]] * 3), dim=1)
+@pytest.mark.parametrize("vectors", [([1.0, 2.0, 3.0], [3.0, 1.0, 2.0]), ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0])], ids=str)
+def test_coinciding_images(vectors: tuple[list[float], list[float]]) -> None:
+    """Their cosine is 1, or larger by rounding."""
+    points = F.normalize(torch.tensor([vectors[0]] * 3 + [vectors[1]] * 3), dim=1)
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     assert not value_and_gradient(losses.TupletMarginLoss(), points, labels).isfinite().all()  # else this says nothing
     assert value_and_gradient(TupletMargin(), points, labels).isfinite().all()

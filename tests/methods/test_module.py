@@ -18,7 +18,7 @@ from dml.methods.base import Method, Output
 from dml.methods.recipe import Recipe
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare_run, run
-from tests.conftest import TINY, objective_of
+from tests.conftest import TINY, loss_of, objective_of
 
 
 def plain_trainer() -> pl.Trainer:
@@ -85,6 +85,16 @@ def test_terms_of_any_name_pass_through_a_method(method_of: Callable[..., Method
     method.losses = nn.ModuleList([Loss(NormLoss())])
     raw = torch.randn(4, 3 if name == "diablo" else 1, 24 // (4 if name == "diablo" else 1))
     assert set(objective_of(method, raw, torch.tensor([0, 0, 1, 1]))) == {"pull", "shorter"}
+
+
+@pytest.mark.parametrize("options", [["method=baseline"], ["method=abe", "method.M=2"]], ids=str)
+def test_parameters_of_a_loss_that_finds_nothing_take_part(
+    method_of: Callable[..., Method], options: list[str]
+) -> None:
+    """Under DDP every parameter has to, in every step: here the batch has no positive pair."""
+    method = method_of(*options, "loss=margin")
+    loss_of(method, torch.rand(4, 3, 32, 32), torch.arange(4)).backward()
+    assert all(parameter.grad is not None for parameter in method.losses.parameters())
 
 
 def test_a_loss_does_not_take_the_name_of_a_methods_own_term(method_of: Callable[..., Method]) -> None:

@@ -28,6 +28,7 @@ from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
 from dml.models.backbones.trained import choose_trained
 from dml.models.tokens import entering
+from dml.training import trainer
 from dml.training.complexity import counted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -207,6 +208,16 @@ def test_where_the_default_attention_ends() -> None:
             backbone = build(path)
             copied = backbone.copy_after(backbone.branch, backbone.attention_depth)
             assert list(copied.stages)[-1] == ends[path.stem], path.stem
+
+
+def test_synchronised_batch_norm_keeps_the_activations_of_timms_layers() -> None:
+    """torch's own function drops them."""
+    net = build(next(path for path in CONF if path.stem == "efficientnet_lite0")).eval()
+    images = torch.rand(1, 3, 64, 64)
+    expected = net(images)
+    changed = trainer.convert_sync_batchnorm(net).eval()
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in changed.modules())
+    torch.testing.assert_close(changed(images), expected)
 
 
 def synchronised(net: Backbone) -> Backbone:

@@ -32,6 +32,12 @@ class Checkpoints(Callback):
             received = self.course.signals.received or "a signal to another process"
             raise Interrupted(f"{received} at step {step}, which is saved")
 
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Corrects what averages of weights say of states that are no tensors to be averaged, such as whether there are
+        prototypes: torch keeps those of the moment when the averages were begun."""
+        now = checkpoint.get("current_model_state", {})
+        checkpoint["state_dict"] |= {name: state for name, state in now.items() if name.endswith("_extra_state")}
+
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(exception, NonFiniteLoss):
             trainer.save_checkpoint(self.folder.path / "checkpoints" / "non_finite.ckpt", weights_only=False)

@@ -12,6 +12,7 @@ from tqdm import tqdm
 if sys.platform != "win32":
     import resource
 
+from dml.process import duration
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
@@ -69,15 +70,6 @@ def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | N
         known = "of unknown length" if of_evaluation is None else f"of {of_evaluation:.2g} s"
         parts.append(f"{evaluations:,} evaluation{'s' if evaluations > 1 else ''} {known}")
     return f"About {duration(steps * each + evaluations * (of_evaluation or 0))}: {', '.join(parts)}, then the report"
-
-
-def duration(seconds: float) -> str:
-    """Writes a time in seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _memory(device: torch.device) -> str:
