@@ -206,7 +206,8 @@ def test_any_file_of_a_run(
 ) -> None:
     fold = ["protocol=mlrc", "protocol.fold=0", "protocol.repeat=0"] if protocol == "mlrc" else []
     options = [*TINY, "trainer.max_steps=2", "protocol.every=2", *fold]
-    run(configure(*options), options)
+    config = configure(*options)
+    run(config, options)
     own = ["embeddings.npz"] if fold else ["checkpoints/last.ckpt"]
     fuzz(tmp_path / "run", call, tmp_path, [*FILES, *own], 1)
-    assert RunFolder(tmp_path / "run").finished()
+    assert RunFolder(tmp_path / "run").finished(config)

@@ -367,7 +367,7 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
     assert [line.get_xdata()[0] for line in above.lines[::2]] == [50, 25]
     assert below.get_xlabel().startswith("less theirs")
     (bar,) = below.containers
-    assert bar.lines[0].get_xdata() == [25]
+    assert bar.lines[0].get_xdata() == [25]  # type: ignore[attr-defined]
 
 
 def test_a_curve_is_drawn_from_the_record(little: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

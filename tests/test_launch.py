@@ -90,7 +90,7 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
         *TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.batch_norm=running"
     )
     trainer = prepare_run(config, RunFolder(tmp_path / "run"))[1]
-    environment = trainer.strategy.cluster_environment
+    environment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
     assert not environment.creates_processes_externally
     assert trainer.world_size == 2
 

@@ -65,7 +65,7 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
 
 def read_back(folder: Path) -> tuple[list[Any], bytes]:
     """All records of the only W&B run below a folder, and what of it is sent, as bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     files = sorted((folder / "wandb").glob("*run-*/*.wandb"))
     content = [file.read_bytes() for file in files]

@@ -81,9 +81,9 @@ def literal(root: Path, name: str) -> list[tuple[str, str, str]]:
                 rows.append((f"image/{line.split()[0]}.jpg", line.split()[1], role))
     if name == "market1501":
         for folder, role in (("bounding_box_train", "train"), ("query", "query"), ("bounding_box_test", "gallery")):
-            for path in (root / folder).iterdir():
-                if path.name[:2] != "-1":
-                    rows.append((f"{folder}/{path.name}", path.name[:4], role))
+            for image in (root / folder).iterdir():
+                if image.name[:2] != "-1":
+                    rows.append((f"{folder}/{image.name}", image.name[:4], role))
     return rows
 
 

@@ -168,7 +168,7 @@ def test_without_a_compiler(configure: Configure, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nowhere/g++"))
     chosen = [*TINY, "trainer.compile=true"]
     with (
-        torch.compiler.config.patch(force_disable_caches=True),  # monkeypatch would leave it so
+        torch.compiler.config.patch(force_disable_caches=True),  # type: ignore[attr-defined]  # monkeypatch would leave it
         pytest.raises(UserError, match=r"trainer\.compile=true needs a C\+\+ compiler.*leave trainer\.compile out"),
     ):
         train.run(configure(*chosen), chosen)

@@ -66,7 +66,7 @@ class Watch(Callback):
 def fit(config: DictConfig, *callbacks: Callback) -> tuple[DCES, Path]:
     folder = RunFolder(Path(config.paths.output_dir))
     parts, trainer = train.prepare_run(config, folder)
-    trainer.callbacks[:0] = callbacks  # before what happens between steps
+    trainer.callbacks[:0] = callbacks  # type: ignore[attr-defined]  # before what happens between steps
     folder.open(config, [])
     train.fit(config, folder, parts, trainer)
     assert isinstance(parts.method, DCES)

@@ -178,7 +178,7 @@ def reads_of_a_step(configure: Callable[..., DictConfig], tmp_path: Path, *optio
     )
     folder, one_step = RunFolder(tmp_path), OneStep()
     parts, trainer = prepare_run(config, folder)
-    trainer.callbacks.insert(0, one_step)
+    trainer.callbacks.insert(0, one_step)  # type: ignore[attr-defined]
     with pytest.raises(Stop):
         fit(config, folder, parts, trainer)
     return one_step.reads.found

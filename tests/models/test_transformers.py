@@ -123,8 +123,8 @@ def test_learners_with_tokens_of_their_own_are_told_apart() -> None:
     for learner, (taken_out, unbound) in enumerate(
         zip((stacked[:, i] for i in range(3)), stacked.unbind(1), strict=True)
     ):
-        assert torch.equal(taken_out.tokens, maps[learner].tokens)
-        assert torch.equal(unbound.tokens, maps[learner].tokens)
+        assert torch.equal(taken_out.tokens, maps[learner].tokens)  # type: ignore[attr-defined]
+        assert torch.equal(unbound.tokens, maps[learner].tokens)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

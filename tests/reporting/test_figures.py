@@ -191,11 +191,11 @@ def test_clusters_over_steps_stacks_sizes_and_follows_overlaps() -> None:
         | {"clusters/0/iou": 0.8, "clusters/1/iou": 0.6, "clusters/iou": 0.7},
     ]
     sizes, kept = course.clusters_over_steps(records).axes
-    assert [bar.get_height() for bar in sizes.patches] == [30, 25, 10, 15]
-    assert [bar.get_y() for bar in sizes.patches] == [0, 0, 30, 25]
+    assert [bar.get_height() for bar in sizes.patches] == [30, 25, 10, 15]  # type: ignore[attr-defined]
+    assert [bar.get_y() for bar in sizes.patches] == [0, 0, 30, 25]  # type: ignore[attr-defined]
     assert [line.get_xydata().tolist() for line in kept.lines] == [[[8, 0.8]], [[8, 0.6]], [[8, 0.7]]]
     (alone,) = course.clusters_over_steps(records[:2]).axes  # a single clustering has no overlaps
-    assert [bar.get_height() for bar in alone.patches] == [30, 10]
+    assert [bar.get_height() for bar in alone.patches] == [30, 10]  # type: ignore[attr-defined]
     assert "never again" in course.reclustered(records[:2])
     assert course.reclustered(records) == ""
 
