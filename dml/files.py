@@ -16,7 +16,6 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
@@ -51,12 +50,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield new
+        os.replace(new, path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is None:  # as of a full disk
             error.filename = str(path)
         new.unlink(missing_ok=True)
         raise
-    os.replace(new, path)
 
 
 @contextmanager
@@ -187,9 +186,9 @@ def read_yaml(path: Path) -> Any:
         return OmegaConf.to_container(OmegaConf.create(text))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except UserError:
+        raise
+    except Exception as error:  # yaml and OmegaConf raise almost anything for what is no mapping
         raise UserError(f"{path} is damaged: it is not valid YAML.") from error
 
 

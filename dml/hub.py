@@ -93,7 +93,7 @@ def front_matter(card: Path) -> dict[str, object]:
         if found is None or any(getattr(event, "anchor", None) for event in yaml.parse(found[1], yaml.SafeLoader)):
             return {}  # a few anchors can stand for more values than fit into memory
         said = yaml.safe_load(found[1])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.comparison import compare
 from dml.configuration.identity import flat
@@ -57,6 +57,37 @@ def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: 
     assert found["method.M"].values == ("4", ABSENT, ABSENT, ABSENT)
     assert found["method.M"].detail
     assert "loss SquaredContrastive / MultiSimilarity / MarginLoss / ContrastiveLoss" in heading(table)
+
+
+def test_groups_that_differ_in_a_default_are_told_apart(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a change of the package: nothing was typed, and the defaults are not the same."""
+    for name, lr in (("a", 0.001), ("b", 0.002)):
+        file = make_run(name, {}) / "config.yaml"
+        config = OmegaConf.load(file)
+        config.lr = lr
+        OmegaConf.save(config, file)
+    assert [group.label for group in groups(leaves([tmp_path]))] == ["the rest by default", "the rest by default (2)"]
+    write_summary([tmp_path], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "0.001" in said
+    assert "0.002" in said
+
+
+def test_brackets_of_options_are_printed(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stages in ("[block1]", "[block2]"):
+        make_run(stages, {}, f"+tuned.stages={stages}")
+    write_summary([tmp_path], tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "[block1]" in said
+    assert "[block2]" in said
+
+
+def test_remarks_do_not_tell_runs_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    for note in ("first", "second"):
+        make_run(note, {}, f"+note={note}")
+    assert [len(group.runs) for group in groups(leaves([tmp_path]))] == [2]
 
 
 def test_every_option_that_differs_is_among_them(make_run: MakeRun, tmp_path: Path) -> None:

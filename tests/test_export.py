@@ -158,8 +158,11 @@ def test_only_an_export_is_replaced(
             exporting.export(run, folder, ())
         assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
     again = tmp_path / "again"
+    again.mkdir()
+    (again / "model.onnx").write_text("of other weights")
     for gone in ("model.json", "model.safetensors", "model.pt2"):
         exporting.export(run, again, ())
+        assert not (again / "model.onnx").exists()
         (again / gone).unlink(missing_ok=True)  # what is left is of an export still
     exporting.export(again, tmp_path / "of_an_export", ())
     with pytest.raises(UserError, match="holds the model"):

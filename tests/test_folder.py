@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from dml.errors import UserError
-from dml.files import read_yaml
+from dml.files import read_yaml, write_atomically
 from dml.launch.sweep import Sweep
 from dml.runs.folder import FORMAT, RunFolder
 from dml.runs.log import FolderLogger, read_metrics
@@ -192,6 +192,21 @@ def test_a_configuration_that_no_run_writes_is_refused_at_once(tmp_path: Path, t
     with pytest.raises(UserError, match=sentence):
         RunFolder(tmp_path).config()
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("content", ["3\n", "true", "!!bool foo", "- a: ["])
+def test_yaml_of_something_else(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"config\.yaml is damaged: it is not valid YAML\.$"):
+        read_yaml(file)
+
+
+def test_nothing_stays_of_what_could_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "page.html", "text")
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_a_configuration_is_read_as_it_was_written(configure: Configure, tmp_path: Path) -> None:

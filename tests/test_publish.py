@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -22,9 +23,9 @@ from dml.errors import Unfaithful, UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.reidentification import rank_across_cameras
 from dml.evaluation.rounding import rank_bounds
-from dml.hub import folder_of, parted, upload
+from dml.hub import folder_of, front_matter, parted, upload
 from dml.inference.embedding import embed_images
-from dml.inference.publish import publish
+from dml.inference.publish import _without_places, publish
 from dml.inference.verify import command, junk, verify
 from dml.reporting.summary import write_summary
 from dml.training.run import run as train
@@ -96,6 +97,24 @@ def test_it_holds_nothing_that_runs_and_no_path_of_the_machine(published: Path, 
             assert place.encode() not in content, file
     with np.load(published / "queries.npz", allow_pickle=False) as arrays:
         assert all(arrays[name].dtype != object for name in arrays.files)
+
+
+def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nlicense: mit\ndate: 2024-02-30\n---\n")
+    assert front_matter(tmp_path / "README.md") == {}
+
+
+def test_commands_hold_no_place_of_the_machine() -> None:
+    typed = ["dml.run", "dataset.root='/home/me/photos (2024)'", "dataset.csv=../client/a.csv", "lr=1e-3", "head=a b"]
+    found = _without_places({"command": shlex.join(typed), "date": "today"})
+    assert shlex.split(found["command"]) == [
+        "dml.run",
+        "dataset.root=photos (2024)",
+        "dataset.csv=a.csv",
+        "lr=1e-3",
+        "head=a b",
+    ]
+    assert found["date"] == "today"
 
 
 def test_its_card(run: Path, published: Path) -> None:

@@ -131,7 +131,10 @@ def test_figures_are_kept_part_by_part(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["gpu.json"]
 
 
-@pytest.mark.parametrize("content", ["[]", '{"throughput": 1}', '{"throughput": {"figures": [{"name": "x"}]}}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"throughput": 1}', '{"throughput": {"figures": [{"name": "x"}]}}', "{", '{"a": {"figures": []}}'],
+)
 def test_a_file_of_something_else_stays(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)

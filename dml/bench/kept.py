@@ -24,7 +24,8 @@ def read(path: Path) -> Kept:
     try:
         for part in content.values():
             list(figures_of(part))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+            str(part["hardware"]["name"])  # the drawing names it
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is not a file of figures of dml.smoke: name another file with -o.") from error
     kept: Kept = content
     return kept

@@ -7,6 +7,7 @@ from typing import Any
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dml.bench.kept import Kept, figures_of
 from dml.bench.results import Figure, Outcome
@@ -38,10 +39,10 @@ def print_table(outcomes: Mapping[str, Outcome]) -> None:
     for part, figure in rows:
         verdict = {True: "met", False: "missed", None: ""}[figure.met]
         goal = ("" if figure.goal is None else str(figure.goal), verdict) if goals else ()
-        table.add_row(part, figure.name, written(figure.value, figure.unit), *goal)
+        table.add_row(part, Text(figure.name), written(figure.value, figure.unit), *goal)
     for part, outcome in outcomes.items():
         for remark in outcome.remarks:
-            table.add_row(part, f"{remark.kind}: {remark.sentence}")
+            table.add_row(part, Text(f"{remark.kind}: {remark.sentence}"))
     Console().print(table)
 
 

@@ -36,6 +36,7 @@ EXECUTION = (
     "paths.",
     "logger",
     "report",
+    "note",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.num_nodes",

@@ -228,6 +228,6 @@ def correlation(embeddings: Tensor) -> float:
 
 def self_cosines(embeddings: Tensor) -> Tensor:
     """Returns the cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
-    learners = embeddings.shape[1]
-    first, second = torch.triu_indices(learners, learners, offset=1, device=embeddings.device)
-    return (embeddings[:, first] * embeddings[:, second]).sum(-1).flatten()
+    # Learner by learner, since all pairs at once would take L times the memory of the embeddings.
+    learners = range(embeddings.shape[1] - 1)
+    return torch.cat([(embeddings[:, i, None] * embeddings[:, i + 1 :]).sum(-1) for i in learners], dim=1).flatten()

@@ -12,6 +12,8 @@ from dml.errors import UserError
 from dml.evaluation.inputs import as_number, as_pair
 from dml.evaluation.scores import Space, Strip, each_strip, full_precision
 
+PART = 1 << 26  # numbers of neighbours' embeddings that are held at once, 256 MiB
+
 
 @full_precision()
 def nearest(
@@ -38,13 +40,17 @@ def nearest(
     if as_number(k, "k", 0) not in range(1, available + 1):
         raise UserError(f"k={k} nearest items cannot be found: choose 1 to {available}, the size of the gallery.")
     space = Space.of(points, items)
+    rows_of_part = max(1, PART // (k * points.shape[1]))
 
     def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
         if gallery is None:
             strip.hide(at[:, None])
         found = _first_of_equals(strip, k)
-        apart = space.gallery[found, :-1] - space.queries[at, None]
-        return torch.linalg.vector_norm(apart, dim=2) * space.unit, found
+        parts = zip(found.split(rows_of_part), at.split(rows_of_part), strict=True)
+        apart = [
+            torch.linalg.vector_norm(space.gallery[near, :-1] - space.queries[of, None], dim=2) for near, of in parts
+        ]
+        return torch.cat(apart) * space.unit, found
 
     rows = torch.arange(len(points), device=points.device)
     blocks = [found for _, found in each_strip(space, rows, block, of_block)]

@@ -105,10 +105,10 @@ def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tup
 
 
 def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
-    """Draws Recall@1 of each class over its number of images, and the mean of each fifth of the classes.
+    """Draws Recall@1 of each class over its number of queries, and the mean of each fifth of the classes.
 
     Args:
-        sizes: test images of each class.
+        sizes: queries of each class.
         recalls: Recall@1 of each class, in the same order.
     """
     figure = canvas(6, 3.2)
@@ -119,30 +119,33 @@ def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
     axes.plot(*zip(*means, strict=True), color=RED, marker="s", linewidth=1.5, label="mean of a fifth of the classes")
     if max(sizes) / min(sizes) >= 8:
         axes.set_xscale("log")
-    axes.set(xlabel="test images of the class", ylabel="Recall@1")
+    axes.set(xlabel="queries of the class", ylabel="Recall@1")
     axes.grid(alpha=0.3)
     legend_above(axes, columns=2)
     return figure
 
 
-def embedding_map(points: np.ndarray, right: np.ndarray, title: str) -> Figure:
+def embedding_map(points: np.ndarray, outcome: np.ndarray, title: str) -> Figure:
     """Draws test images as points in two dimensions, those whose nearest image is wrong as crosses.
 
     Args:
         points: `[N,2]`.
-        right: `[N]` bool, whether the nearest image is of the same class.
+        outcome: `[N]`: 1 if the nearest image is of the same class, 0 if it is not, -1 if the image is no query, or one
+            that has no other image of its class.
         title: how the points were projected.
     """
     figure = canvas(6, 5)
     axes = figure.subplots()
-    for label, chosen, colour, marker in (
-        ("nearest image right", right, BLUE, "o"),
-        ("nearest image wrong", ~right, RED, "x"),
+    for label, kind, colour, marker in (
+        ("no query, or none with a positive", -1, GREY, "."),
+        ("nearest image right", 1, BLUE, "o"),
+        ("nearest image wrong", 0, RED, "x"),
     ):
-        x, y = points[chosen].T
-        axes.scatter(x, y, s=8, c=colour, marker=marker, linewidths=0.8, alpha=0.6, label=label)
+        x, y = points[outcome == kind].T
+        if len(x):
+            axes.scatter(x, y, s=8, c=colour, marker=marker, linewidths=0.8, alpha=0.6, label=label)
     axes.set(xticks=[], yticks=[], xlabel=title)
-    legend_above(axes, columns=2)
+    legend_above(axes)
     return figure
 
 

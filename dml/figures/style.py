@@ -59,7 +59,10 @@ def shade(k: int, count: int) -> tuple[float, float, float, float]:
 
 
 def cut_short(name: str) -> str:
-    return name if len(name) <= 40 else name[:37] + "..."
+    """Returns at most 40 characters of a name as matplotlib shows them: it would read `$` as formulas, and it refuses
+    names of files that are not UTF-8."""
+    short = name if len(name) <= 40 else name[:37] + "..."
+    return short.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
 
 
 def overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:

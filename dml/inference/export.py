@@ -266,6 +266,8 @@ def export(
         write_network(folder, weights, configuration_of(trained), trained.step)
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
+    for kind in FILES.keys() - set(formats):  # of an earlier export, perhaps of other weights
+        (folder / FILES[kind]).unlink(missing_ok=True)
     content["parity"] = parity
     write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")
     return content

@@ -7,6 +7,7 @@ digest of each file and each tensor.
 
 import hashlib
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from dml.errors import UserError
 from dml.files import CONFIG, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
 from dml.hub import is_address, upload
 from dml.inference.embedding import Trained
-from dml.inference.tested import portable
+from dml.inference.tested import PLACES, portable
 from dml.inference.vectors import writable
 from dml.reporting.card import Facts, Licences, card
 from dml.reporting.table import monitor
@@ -168,13 +169,14 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
 
 
 def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a start of the run's provenance in which the command has names instead of absolute paths."""
-    words = [
-        f"{option}={Path(value).name}" if value.startswith(("/", "~")) else word
-        for word in str(start["command"]).split()
-        for option, _, value in (word.partition("="),)
-    ]
-    return {**start, "command": " ".join(words)}
+    """Returns a start of the run's provenance in which the command has names instead of paths of the machine."""
+    words = []
+    for word in shlex.split(str(start["command"])):
+        option, _, value = word.partition("=")
+        value = value.strip("'\"")  # Hydra's quotes around blanks and brackets
+        place = value.startswith(("/", "~")) or option.rpartition(".")[2] in PLACES
+        words.append(f"{option}={Path(value).name}" if place else word)
+    return {**start, "command": shlex.join(words)}
 
 
 def _in_a_sentence(protocol: Any, checkpoint: str) -> str:

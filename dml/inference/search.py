@@ -34,7 +34,8 @@ from dml.reporting.page import render
 
 PAGE = "results.html"
 
-ON_PAGE = 100  # queries on the page; the thumbnails of more would make it too large for browsers
+ON_PAGE = 100  # queries on the page at most; more would make it too large for browsers
+THUMBNAILS = 2000  # on the page at most; there is one query at least, with so many of its images
 
 SIDE = 140  # pixels of a thumbnail's longer side
 
@@ -300,16 +301,18 @@ def _print(results: Sequence[Found]) -> None:
 
 def _html(results: Sequence[Found], trained: Trained, size: int) -> str:
     picture = cache(_thumbnail)
+    most = 1 + max((len(found.paths) for found in results), default=0)
+    shown = results[: max(1, min(ON_PAGE, THUMBNAILS // most))]
     with quiet():
         rows = [
             {
                 "query": (shown_path(found.query), picture(found.query)),
                 "found": [
                     (shown_path(path), picture(path), similarity)
-                    for path, similarity in zip(found.paths, found.similarities, strict=True)
+                    for path, similarity in zip(found.paths[:THUMBNAILS], found.similarities, strict=False)
                 ],
             }
-            for found in results[:ON_PAGE]
+            for found in shown
         ]
     return render(
         "search.html.jinja",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from dml.errors import INTERRUPTED, Interrupted
 from dml.process import STOPPING, duration, share_of_the_machine, started_from_here
@@ -112,7 +113,7 @@ class _Several:
         left = seconds_left(self.taken, [time.monotonic() - o.since for o in self.running], len(self.waiting))
         about = f", about {duration(left / self.at_once)} left" if left else ""
         failed = f" ({len(self.failed)} failed)" if self.failed else ""
-        self.console.print(f"{one.job.name}: {said}; {ended} of {self.number} done{failed}{about}")
+        self.console.print(Text(f"{one.job.name}: {said}; {ended} of {self.number} done{failed}{about}"))
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:

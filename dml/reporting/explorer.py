@@ -24,7 +24,8 @@ class Explorer:
         images, queries: how many images and queries are on the page.
         left_out: how many queries are not on the page.
         place: for each query on the page, its index among all queries -> its number among the images.
-        right: `[N]` bool, False for a query whose nearest image is wrong.
+        outcome: `[N]`, of each image: 1 if its nearest image is right, 0 if it is wrong, -1 if it is no query, or one
+            that has no positive.
     """
 
     data: dict[str, Any]
@@ -34,7 +35,7 @@ class Explorer:
     queries: int
     left_out: int
     place: dict[int, int]
-    right: np.ndarray
+    outcome: np.ndarray
 
 
 def explorer(tested: Retrieved, most: int = MOST) -> Explorer:
@@ -72,10 +73,10 @@ def explorer(tested: Retrieved, most: int = MOST) -> Explorer:
         "learners": _of_learners(tested, chosen),
     }
     place = dict(zip(chosen.tolist(), own.tolist(), strict=True))
-    right = np.ones(len(every), dtype=bool)
-    right[own] = tested.right[chosen]
+    outcome = np.full(len(every), -1)
+    outcome[own] = np.where(tested.counted[chosen], tested.right[chosen], -1)
     left_out = len(query_rows) - len(chosen)
-    return Explorer(data, _encoded(pictures), maps, len(every), len(chosen), left_out, place, right)
+    return Explorer(data, _encoded(pictures), maps, len(every), len(chosen), left_out, place, outcome)
 
 
 def _of_learners(tested: Retrieved, chosen: np.ndarray) -> list[list[int]]:

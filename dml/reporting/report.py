@@ -200,7 +200,7 @@ def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Ma
     sizes = [one.queries for one in tested.classes]
     if len(set(sizes)) > 1:
         drawn = embeddings.class_sizes(sizes, [one.recall for one in tested.classes])
-        yield Plot("class_sizes", "Recall@1 of the test classes over their numbers of images", drawn)
+        yield Plot("class_sizes", "Recall@1 of the test classes over their numbers of queries", drawn)
 
 
 def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:
@@ -222,4 +222,5 @@ def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:
     )
     yield Plot("gallery", caption, sheet)
     title, points = list(shown.maps.items())[-1]
-    yield Plot("map", "Test images in two dimensions", embeddings.embedding_map(points, shown.right, title))
+    some = f"{shown.images:,} of the test images" if shown.left_out else "Test images"
+    yield Plot("map", f"{some} in two dimensions", embeddings.embedding_map(points, shown.outcome, title))

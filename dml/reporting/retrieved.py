@@ -94,10 +94,11 @@ class Retrieved:
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """Which queries count in the metrics because they have a positive, `[Q]` bool; all if there is no ranking."""
+        """Which queries have a positive, `[Q]` bool. Others do not count in the metrics."""
         if self.ranking is not None:
             return self.ranking.positives > 0
-        return np.ones(len(self.labels), dtype=bool)
+        others = np.bincount(self.searched.labels.cpu().numpy(), minlength=self.labels.max() + 1)
+        return others[self.labels] > (self.gallery is None)
 
     @cached_property
     def right(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from tabulate import tabulate
 
 from dml.configuration.identity import label
@@ -233,20 +234,21 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
         for title in ("n", *(shown[name] for name in names)):
             printed.add_column(title, justify="right", no_wrap=True)
         for group in table:
-            printed.add_row(group.label, str(len(group.runs)), *(group.cell(name) for name in names))
+            printed.add_row(Text(group.label), str(len(group.runs)), *(group.cell(name) for name in names))
         return printed
 
     def differing(labels: Sequence[str]) -> Table:
         printed = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         printed.add_column("what differs", overflow="fold", max_width=width)
         for column in labels:
-            printed.add_column(column, overflow="fold", max_width=width)
+            printed.add_column(Text(column), overflow="fold", max_width=width)
         for one in told:
             values = dict(zip((group.label for group in table), one.values, strict=True))
-            printed.add_row(one.name + ("" if one.meant else " *"), *(values[column] for column in labels))
+            cells = (one.name + ("" if one.meant else " *"), *(values[column] for column in labels))
+            printed.add_row(*map(Text, cells))
         return printed
 
-    Console().print(", ".join(head), highlight=False)
+    Console().print(Text(", ".join(head)))
     print_in_blocks(list(shown), table_of)
     if any(len(group.runs) > 1 for group in table):
         print("mean±standard deviation (n - 1)")

@@ -159,7 +159,8 @@ def _finished(folder: Path) -> FinishedRun | None:
 
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
-    """Groups runs by configuration. The label of a group has the options that were typed and are not common to all."""
+    """Groups runs by configuration. The label of a group has the options that were typed and are not common to all;
+    groups that differ only in what was not typed, such as a default of another version, are numbered."""
     found: dict[str, list[FinishedRun]] = {}
     for run in runs:
         found.setdefault(configuration(run.config), []).append(run)
@@ -168,13 +169,15 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
     typed = [[o for o in group[0].overrides if _tells(o, repeats(group[0].config))] for group in found.values()]
     common = set(typed[0]).intersection(*typed)
     own = [[o for o in options if o not in common] for options in typed]
+    labels = [" ".join(options) or "the rest by default" for options in own]
+    numbers = [labels[: i + 1].count(one) for i, one in enumerate(labels)]
     return [
         Group(
-            " ".join(options) or "the rest by default",
+            one if number == 1 else f"{one} ({number})",
             group,
             dict(o.lstrip("+").split("=", 1) for o in options if "=" in o),
         )
-        for options, group in zip(own, found.values(), strict=True)
+        for one, number, options, group in zip(labels, numbers, own, found.values(), strict=True)
     ]
 
 

@@ -28,6 +28,10 @@ def page() -> str:
 def helped(name: str) -> str:
     """Returns what a command prints with `--help`."""
     said = io.StringIO()
-    with patch.object(sys, "argv", [name, "--help"]), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        importlib.import_module(name).main()
+    with patch.object(sys, "argv", [name, "--help"]), contextlib.redirect_stdout(said):
+        try:
+            importlib.import_module(name).main()
+        except SystemExit as ended:
+            if ended.code:
+                raise RuntimeError(f"{name} --help ended with exit code {ended.code}") from ended
     return said.getvalue().strip()

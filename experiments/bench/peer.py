@@ -237,11 +237,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
+    try:
         figures = measured(options)
     except UserError as mistake:
         stop(str(mistake))
-    except OSError as error:
-        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
     name = options.row or NAMES[options.head_start]
     write_atomically(options.out / "metrics.json", json.dumps({name: figures}, indent=1) + "\n")
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))

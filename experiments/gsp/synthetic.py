@@ -31,7 +31,7 @@ from tqdm import trange
 from dml.configuration.ranges import Count, Positive, Seed, check_value
 from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
-from dml.files import write_atomically
+from dml.files import atomic_path, write_atomically
 from dml.models.gsp import GeneralizedSumPool
 
 CLASSES, OWN, SHARED, SAMPLE = 16, 4, 4, 50
@@ -106,7 +106,8 @@ def draw(panels: dict[str, tuple[dict[str, float], Tensor, Tensor]], path: Path)
         if samples.shape[1] > 2:
             axes.set(xlabel=f"the first two of {samples.shape[1]} dimensions")
         axes.set(title=f"{title}: MAP@R {figures['map@r']:.3f}, P@1 {figures['precision@1']:.3f}", aspect="equal")
-    figure.savefig(path)
+    with atomic_path(path) as new:
+        figure.savefig(new, format="png")
 
 
 def check(options: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
 from dml.errors import stop
-from dml.files import write_atomically
+from dml.files import atomic_path, write_atomically
 from dml.models.transport import transport_plan
 
 SIDE = 10
@@ -87,7 +87,8 @@ def main() -> None:
     figure.colorbar(shown, ax=axes, label="weight, mean 1", pad=0.01)
     for one in axes:
         one.set(xticks=[], yticks=[])
-    figure.savefig(folder / "toy.png")
+    with atomic_path(folder / "toy.png") as new:
+        figure.savefig(new, format="png")
     write_atomically(folder / "metrics.json", json.dumps(told, indent=1) + "\n")
     for name, figures in told.items():
         print(name, ", ".join(f"{figure} {value:.3g}" for figure, value in figures.items()), sep=": ")

@@ -38,7 +38,7 @@ from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_v
 from dml.data.cifar import cifar100
 from dml.errors import UserError, stop
 from dml.figures.maps import pooling_weights, prototype_colours
-from dml.files import write_atomically
+from dml.files import atomic_path, write_atomically
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
 from dml.training.build import build_method
@@ -154,7 +154,8 @@ def main() -> None:
             with torch.inference_mode():
                 shares = method.shares(method.normalize(images[:6]))
             figure = pooling_weights(images[:6], shares.weights, shares.dominant, options.m)
-            figure.savefig(options.out / f"weights_{'with' if lambda_zs else 'without'}.png")
+            with atomic_path(options.out / f"weights_{'with' if lambda_zs else 'without'}.png") as new:
+                figure.savefig(new, format="png")
     except UserError as mistake:
         stop(str(mistake))
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
@@ -176,7 +177,8 @@ def draw(histograms: dict[str, Tensor], names: list[str], path: Path) -> None:
             axes.set_xticks([])
             axes.tick_params(labelsize=6)
             axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
-    figure.savefig(path)
+    with atomic_path(path) as new:
+        figure.savefig(new, format="png")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What the pictures show, read back from what is drawn."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,15 @@ def test_gallery_frames_right_and_wrong(table: Embedded) -> None:
     pixels = np.asarray(sheet).reshape(-1, 3)
     for colour in (style.RIGHT, style.WRONG, style.GREY):
         assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
+
+
+def test_any_class_name_can_be_drawn() -> None:
+    """matplotlib would read it as a formula, or refuse it."""
+    names = {0: "a$_$b", 1: "\udce9t\udce9", 2: "c" * 60}
+    drawn = maps.prototype_histograms(torch.rand(6, 4), torch.arange(3).repeat(2), names)
+    drawn.savefig(io.BytesIO(), format="png")
+    said = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+    assert said == [r"a\$_\$b", r"\udce9t\udce9", "c" * 37 + "..."]
 
 
 def test_gallery_of_fewer_images_than_neighbours(table: Embedded) -> None:

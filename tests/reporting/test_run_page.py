@@ -1,5 +1,6 @@
 """The page of a run: what it says, and what a browser makes of it."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import intervals
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
+from dml.figures.embeddings import embedding_map
 from dml.reporting.explorer import explorer
 from dml.reporting.report import Table, write_report
 from dml.reporting.retrieved import Retrieved
@@ -84,6 +86,20 @@ def test_classes_and_confusions_by_a_slow_loop() -> None:
     worst = tested.confusions[0]
     a, b = (tested.records.class_names.index(name) for name in worst.names)
     assert worst.count == sum((x, y) in ((a, b), (b, a)) for x, y in zip(labels, first, strict=True))
+
+
+def test_a_query_without_another_image_of_its_class_does_not_count() -> None:
+    """Whether the protocol has a ranking or not."""
+    tested = made(61, 60)  # 59 classes of one image, and one of two
+    for one in (tested, dataclasses.replace(tested, ranking=None)):
+        assert one.counted.tolist() == (np.bincount(one.labels)[one.labels] > 1).tolist()
+        assert [found.queries for found in one.classes] == [2]
+    outcome = explorer(tested).outcome
+    assert [(outcome == kind).sum() for kind in (-1, 0, 1)] == [59, *(np.bincount(tested.right[:2], minlength=2))]
+    drawn = embedding_map(np.random.default_rng(0).normal(size=(61, 2)), outcome, "as drawn by chance")
+    sizes = {one.get_label(): len(one.get_offsets()) for one in drawn.axes[0].collections}
+    assert sizes.pop("no query, or none with a positive") == 59
+    assert sum(sizes.values()) == 2
 
 
 def test_what_a_learner_adds() -> None:
