@@ -43,8 +43,8 @@ class RunFolder:
     checkpoints/ figures/ report.html run.log`; `checkpoints/` has `last.ckpt`, `previous.ckpt` and the best ones.
 
     If there are several processes, only the first one writes here, while it holds the lock; the others add to run.log
-    why they failed. If there are checkpoints,
-    the configuration in the last one decides which run this is; else `config.yaml` does.
+    why they failed. If there are checkpoints, the configuration in the last one decides which run this is; else
+    `config.yaml` does.
     """
 
     def __init__(self, path: Path) -> None:
