@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.comparison import compare
 from dml.configuration.identity import flat
+from dml.errors import UserError
 from dml.reporting.summary import _point, _swept, write_summary
 from dml.runs import provenance
 from dml.runs.about import settings
@@ -246,3 +247,12 @@ def test_records_do_not_make_the_code_dirty(tmp_path: Path, monkeypatch: pytest.
         found[name] = provenance.commit()
         git("checkout", ".")
     assert found == dict.fromkeys(names, clean) | {"table.yaml": f"{clean}-dirty"}
+
+
+def test_a_component_that_is_none_is_told(make_run: MakeRun, tmp_path: Path) -> None:
+    file = make_run("a", {}) / "config.yaml"
+    config = OmegaConf.load(file)
+    config.rerank = "-"
+    OmegaConf.save(config, file)
+    with pytest.raises(UserError, match=r"config\.yaml is damaged"):
+        leaves([tmp_path])

@@ -14,6 +14,7 @@ from dml.errors import UserError
 from dml.evaluation.interval import ENDS
 from dml.evaluation.metric import GAIN, HEADLINE, metric
 from dml.files import read_yaml
+from dml.runs.about import settings
 from dml.runs.folder import RunFolder
 from dml.runs.reading import read_metrics_json, reading, require
 
@@ -146,7 +147,9 @@ def _finished(folder: Path) -> FinishedRun | None:
     with reading(file, remedy):
         if trainings_of(config):
             return None
-        require(bool(configuration(config) and label(config)), "it is of no run")  # raises here, not later
+        require(
+            bool(configuration(config) and label(config) and settings(config)), "it is of no run"
+        )  # raises here, not later
         for name in ("seed", "image_size"):
             require(isinstance(config[name], int), f"{name}={config[name]}")
     typed, overrides = folder / "overrides.yaml", []
