@@ -20,7 +20,7 @@ run: install  ## train the default configuration and say where the report lies; 
 	$(BIN)/python -m dml.run $(if $(ARGS),$(ARGS),paths.output_dir=runs/default)
 
 test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k abe" chooses others
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke

@@ -100,6 +100,7 @@ def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return sweep_file
 
 
+@pytest.mark.slow
 def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(
     tmp_path: Path, sweep_file: Callable[..., dict[str, Any]]
 ) -> None:

@@ -48,12 +48,11 @@ def composes(overrides: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_rows_are_options(name: str) -> None:
-    """One row of each part by default; all of them, trained, is `make experiments-smoke`."""
+    """One row of the file; all of them, trained, is `make experiments-smoke`."""
     experiment = read_experiment(name)
     assert experiment.title
     assert experiment.source
-    by_part = {training.part: training for training in experiment.trainings(seeds=[0]) if not training.script}
-    for training in by_part.values():
+    for training in [one for one in experiment.trainings(seeds=[0]) if not one.script][-1:]:
         composes(training.overrides)
     for row in experiment.rows.values():
         for command in [row.command] if row.command else []:

@@ -92,10 +92,10 @@ streaming.write_gallery(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]
 def test_a_kill_costs_what_was_not_marked(run: Path, tmp_path: Path, call: Call) -> None:
     files = photographs(tmp_path / "photos")
     out, whole = tmp_path / "gallery.npy", tmp_path / "whole.npy"
-    state = Draft.places(out)[1]
+    _, state, _, header = Draft.places(out)
     process = subprocess.Popen([sys.executable, "-c", SLOW, run, tmp_path / "photos", out])
     until = time.monotonic() + 60
-    while not state.exists() or (np.load(state, mmap_mode="r") == 1).sum() < 4:
+    while not header.exists() or (np.load(state, mmap_mode="r") == 1).sum() < 4:
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -94,17 +94,10 @@ def _as_a_rank(pairs: list[tuple[str, str]], folder: Path) -> dict[str, Any]:
     return _train(pairs, folder)
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    [pytest.param(name, marks=() if name == "convnext_tiny" else pytest.mark.slow) for name in SHALLOW],
-)
-@pytest.mark.parametrize(
-    "methods", [["abe"], pytest.param(components("method"), marks=pytest.mark.slow)], ids=["abe", "all"]
-)
-def test_two_ranks_are_one(
-    on_ranks: Callable[..., list[Any]], tmp_path: Path, methods: list[str], backbone: str
-) -> None:
-    pairs = [(method, backbone) for method in methods]
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", SHALLOW)
+def test_two_ranks_are_one(on_ranks: Callable[..., list[Any]], tmp_path: Path, backbone: str) -> None:
+    pairs = [(method, backbone) for method in components("method")]
     first, second = on_ranks(2, _as_a_rank, pairs, tmp_path / "two")
     for name, alone in _train(pairs, tmp_path / "one").items():
         assert len(alone["losses"]) == 3
@@ -119,15 +112,8 @@ class Stopped(Exception):
     """A run that something outside ends."""
 
 
-@pytest.mark.parametrize(
-    ("method", "backbone"),
-    [
-        pytest.param(
-            *pair.values, marks=() if pair.values == ("abe", "convnext_tiny") else pytest.mark.slow, id=pair.id
-        )
-        for pair in PAIRS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "backbone"), PAIRS)
 def test_it_resumes_to_the_last_bit_and_is_exported(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, backbone: str
 ) -> None:

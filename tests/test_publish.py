@@ -355,6 +355,7 @@ def test_addresses(tmp_path: Path) -> None:
     assert folder_of(tmp_path) == tmp_path
 
 
+@pytest.mark.slow
 def test_on_the_hub(run: Path, tmp_path: Path, server: Hub) -> None:
     address = "hf://me/characters"
     licences = ["--licence", "cc-by-4.0", "--data-licence", "none"]

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import Callback
 
 from dml.bench.ranks import as_torchrun
 from dml.configuration.composition import composed
-from dml.distributed import gather_rows
+from dml.distributed import gather_rows, host_group, on_any_rank
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.runs.folder import RunFolder
@@ -116,8 +116,15 @@ def _figures(shared: bool) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _shared_figures() -> tuple[dict[str, dict[str, Any]], torch.Tensor]:
-    return _figures(shared=True), gather_rows(torch.tensor([torch.distributed.get_rank()]))
+def _whether_some_rank_was_told(rank: int) -> list[bool]:
+    assert host_group() is None  # gloo talks without devices
+    group = torch.distributed.new_group(backend="gloo")
+    return [on_any_rank(rank == told, group) for told in (0, 1, 3)]
+
+
+def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool]]:
+    rank = torch.distributed.get_rank()
+    return _figures(shared=True), gather_rows(torch.tensor([rank])), _whether_some_rank_was_told(rank)
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -125,8 +132,9 @@ def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
     on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
 ) -> None:
     alone = _figures(shared=False)
-    for figures, ranks in on_ranks(world_size, _shared_figures):
+    for figures, ranks, told in on_ranks(world_size, _shared):
         assert ranks.tolist() == list(range(world_size))
+        assert told == [True, True, False]  # each learns what one of them was told
         for name, expected in alone.items():
             assert figures[name].keys() == expected.keys()
             for figure, value in expected.items():
