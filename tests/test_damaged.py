@@ -113,7 +113,8 @@ def test_lines_of_a_course_that_are_none_are_passed_over(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "train/loss": NaN}\n{"step": 2, "a"')
     assert len(read_metrics(path)) == 1  # what a kill cut short
-    for line in ("", "{", "3", "{}", '{"step": "a"}', '{"step": 1, "a": "b"}', '{"step": 1, "a": []}', "\0"):
+    huge = f'{{"step": 1, "a": {"9" * 400}}}'  # no float
+    for line in ("", "{", "3", "{}", '{"step": "a"}', '{"step": 1, "a": "b"}', '{"step": 1, "a": []}', "\0", huge):
         path.write_text(f'{line}\n{{"step": 3, "a": 1}}\n')
         assert read_metrics(path) == [{"step": 3, "a": 1}]
 

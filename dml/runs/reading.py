@@ -46,16 +46,12 @@ def read_metrics_json(path: Path) -> dict[str, float]:
 
 def is_metric(value: Any) -> bool:
     """Returns whether a value is a finite number that a metric of a run can have."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and _size(value) <= LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_logged(value: Any) -> bool:
     """Returns whether a value is a number that a run can log, including NaN and infinity of a diverged loss."""
     return (isinstance(value, float) and not math.isfinite(value)) or is_metric(value)
-
-
-def _size(value: float) -> float:
-    return math.inf if math.isnan(value) else abs(value)
 
 
 def require(holds: bool, otherwise: str) -> None:
