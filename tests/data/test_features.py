@@ -169,7 +169,8 @@ def test_two_processes_are_one(on_ranks: Callable[..., list[Any]], tmp_path: Pat
     torch.testing.assert_close(torch.cat(halves, 1), torch.as_tensor(alone))
 
 
-def _on_rank(rank: int, options: list[str]) -> torch.Tensor:
+def _on_rank(options: list[str]) -> torch.Tensor:
+    rank = torch.distributed.get_rank()
     parts = build(composed(*options))
     parts.data.store_features(stem_of(parts), torch.device("cpu"), torch.no_grad)
     batches = islice(attached(parts.data, rank=rank, world_size=2).train_dataloader(), 2)
