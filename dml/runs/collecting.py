@@ -147,9 +147,8 @@ def _finished(folder: Path) -> FinishedRun | None:
     with reading(file, remedy):
         if trainings_of(config):
             return None
-        require(
-            bool(configuration(config) and label(config) and settings(config)), "it is of no run"
-        )  # raises here, not later
+        of_a_run = configuration(config) and label(config) and settings(config)  # raises here, not later
+        require(bool(of_a_run), "it is of no run")
         for name in ("seed", "image_size"):
             require(isinstance(config[name], int), f"{name}={config[name]}")
     typed, overrides = folder / "overrides.yaml", []
