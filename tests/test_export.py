@@ -117,16 +117,16 @@ def test_what_computes_something_else_is_removed(
 ) -> None:
     run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
     folder = tmp_path / "out"
-    folder.mkdir()
+    monkeypatch.setattr(exporting, "traced", lambda network, size: None)
+    exporting.export(run, folder, ())
     (folder / "model.pt2").write_text("of an export before")
     monkeypatch.setitem(exporting.MAKE, "torch", (lambda program: b"", lambda path: lambda images: _wrong(images)))
-    monkeypatch.setattr(exporting, "traced", lambda network, size: None)
     monkeypatch.setattr("sys.argv", ["export", str(run), "--format", "torch", "-o", str(folder)])
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 1
     assert "model.pt2 differed by" in capsys.readouterr().err
-    assert list(folder.iterdir()) == []
+    assert {file.name for file in folder.iterdir()} == {"config.yaml", "model.safetensors"}
 
 
 def _wrong(images: Tensor) -> Tensor:
@@ -146,10 +146,11 @@ def test_only_an_export_is_replaced(
     monkeypatch.setattr(exporting, "traced", lambda network, size: None)
     (tmp_path / "link").symlink_to(run)
     others = {run: "holds the model", tmp_path / "link": "holds the model", run / "checkpoints": "holds the model"}
-    others |= {tmp_path / name: "config.yaml is not of an export" for name in ("site", "published")}
+    kept = {"site": "config.yaml", "published": "config.yaml", "app": "model.json", "other": "model.onnx"}
+    others |= {tmp_path / folder: f"{file} is not of a whole export" for folder, file in kept.items()}
     for folder, sentence in others.items():
         folder.mkdir(exist_ok=True)
-        (folder / "config.yaml").write_text("of something else")
+        (folder / kept.get(folder.name, "config.yaml")).write_text("of something else")
         if folder.name == "published":
             for name in ("model.safetensors", "published.json"):
                 (folder / name).write_text("of something else")
@@ -158,12 +159,11 @@ def test_only_an_export_is_replaced(
             exporting.export(run, folder, ())
         assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
     again = tmp_path / "again"
-    again.mkdir()
+    exporting.export(run, again, ())
+    (again / "model.json").unlink()  # as after a kill
     (again / "model.onnx").write_text("of other weights")
-    for gone in ("model.json", "model.safetensors", "model.pt2"):
-        exporting.export(run, again, ())
-        assert not (again / "model.onnx").exists()
-        (again / gone).unlink(missing_ok=True)  # what is left is of an export still
+    exporting.export(run, again, ())
+    assert {file.name for file in again.iterdir()} == {"config.yaml", "model.safetensors", "model.json"}
     exporting.export(again, tmp_path / "of_an_export", ())
     with pytest.raises(UserError, match="holds the model"):
         exporting.export(again, again, ())

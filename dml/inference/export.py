@@ -30,6 +30,7 @@ from dml.models.backbones.trained import merge_adapters
 from dml.models.backbones.transformer import Block
 
 FILES, ABOUT = {"torch": "model.pt2", "onnx": "model.onnx"}, "model.json"
+NAMES = (CONFIG, NETWORK, ABOUT, *FILES.values())  # of all files of an export
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -179,7 +180,6 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
         Unfaithful: the difference is above `TOLERANCE`; there is no file then.
     """
     path = folder / FILES[kind]
-    path.unlink(missing_ok=True)  # an older file, of other weights, must not stay if this one fails
     make, runs = MAKE[kind]
     content = make(program)
     with atomic_path(path) as new:
@@ -221,7 +221,7 @@ def export(
 
     Raises:
         UserError: there is no such run or checkpoint, packages are missing, the network cannot be exported, or the
-            folder is the run's own, has a `config.yaml` that is not of an export, or cannot be written.
+            folder is the run's own, has files of these names that are not of an export, or cannot be written.
         Unfaithful: see `write`.
     """
     if "onnx" in formats:
@@ -229,8 +229,11 @@ def export(
     trained = Trained.of(run, checkpoint)
     if folder.resolve() in (run.resolve(), trained.checkpoint.parent.resolve()):
         raise UserError(f"{folder} holds the model that is to be exported: name another folder with -o.")
-    if (folder / CONFIG).exists() and not _of_an_export(folder):
-        raise UserError(f"{folder / CONFIG} is not of an export and would be replaced: name another folder with -o.")
+    foreign = [] if _of_an_export(folder) else [name for name in NAMES if (folder / name).exists()]
+    if foreign:
+        raise UserError(
+            f"{folder / foreign[0]} is not of a whole export and would be replaced: name another folder with -o."
+        )
     writable(folder)
     weights = trained.weights()  # copied before `Embedding` merges adapters
     network, size = Embedding(trained.method), int(trained.config.image_size)
@@ -253,29 +256,25 @@ def export(
         "dim": trained.width,
         "torch": torch.__version__,
     }
-    (folder / ABOUT).unlink(missing_ok=True)  # it is written last: a folder that has it is complete
     program, parity = traced(network, size), {}
-    for kind in formats:
-        try:
-            apart = write(kind, program, network, size, folder)
-        except OSError as error:
-            raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
-        parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
-        print(f"{folder / FILES[kind]}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
     try:
-        write_network(folder, weights, configuration_of(trained), trained.step)
+        for name in (ABOUT, *FILES.values()):  # those of other weights must not stay
+            (folder / name).unlink(missing_ok=True)
+        write_network(folder, weights, configuration_of(trained), trained.step)  # first: it marks an export's folder
+        for kind in formats:
+            apart, path = write(kind, program, network, size, folder), folder / FILES[kind]
+            parity[path.name] = {"batches": list(COMPARED), "largest_difference": apart}
+            print(f"{path}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
+        content["parity"] = parity
+        write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")  # last: a folder that has it is complete
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
-    for kind in FILES.keys() - set(formats):  # of an earlier export, perhaps of other weights
-        (folder / FILES[kind]).unlink(missing_ok=True)
-    content["parity"] = parity
-    write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")
     return content
 
 
 def _of_an_export(folder: Path) -> bool:
-    """Returns whether an earlier export, perhaps one that was killed, wrote the `config.yaml` in a folder."""
-    return any((folder / name).is_file() for name in (ABOUT, NETWORK)) and not (folder / MANIFEST).exists()
+    """Returns whether an earlier export, perhaps one that was killed, wrote what is in a folder."""
+    return all((folder / name).is_file() for name in (CONFIG, NETWORK)) and not (folder / MANIFEST).exists()
 
 
 def _brief(error: BaseException) -> str:
