@@ -240,8 +240,9 @@ class Clusters(Sampler):
     """Draws a cluster uniformly, then a batch inside it (DCES, section 3.3); from step `whole_from` on, of all images.
 
     Inside each cluster another sampler's rule draws a stream of batches, which continues whenever the cluster is drawn
-    again. Clusters of fewer than two classes have no negatives and are never drawn. With one cluster of all images the
-    batches are those of the other sampler.
+    again. An image that is the only one of its class in its cluster has no positive, and rests until the next
+    clustering, as in the released code; a cluster that is left with fewer than two classes has no negatives and is
+    never drawn. With one cluster of all images the batches are those of the other sampler.
 
     Args:
         sampler: the other sampler, whose rule is used.
@@ -252,19 +253,26 @@ class Clusters(Sampler):
     def __init__(self, sampler: Sampler, period: int, whole_from: int) -> None:
         super().__init__(sampler.labels, sampler.batch_size, sampler.seed)
         self.rule, self.period, self.whole_from = sampler, period, whole_from
-        self.clusters: list[tuple[np.ndarray, Sampler]] = []  # those of two classes or more
+        self.clusters: list[tuple[np.ndarray, Sampler]] = []  # those that are drawn
 
     def regroup(self, learner: np.ndarray) -> None:
         """Sets the clusters from the learner `[N]`, 0..K-1, of each image.
 
         Raises:
-            UserError: no cluster has two classes, or the rule does not work inside clusters.
+            UserError: no cluster has two classes of two images, or the rule does not work inside clusters.
         """
         members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
+        if len(members) > 1:
+            members = [self._with_a_positive(images) for images in members]
         drawn = [images for images in members if len(np.unique(self.labels[images])) > 1]
         if not drawn:
-            raise UserError("No cluster holds two classes: lower method.K.")
+            raise UserError("No cluster holds two images of each of two classes: lower method.K.")
         self.clusters = [(images, self.rule.within(images)) for images in drawn]
+
+    def _with_a_positive(self, images: np.ndarray) -> np.ndarray:
+        """Returns those of a cluster's images that share their class with another one of it."""
+        _, of_class, counts = np.unique(self.labels[images], return_inverse=True, return_counts=True)
+        return images[counts[of_class] > 1]
 
     def batches(self, start: int) -> Iterator[np.ndarray]:
         if start >= self.whole_from:

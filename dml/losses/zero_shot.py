@@ -3,6 +3,8 @@
 N images of a batch, m attributes, C classes, e width of a class embedding.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,13 +28,22 @@ class ZeroShotPrediction(nn.Module):
         width: e.
         ridge: weight of the regression's penalty (the paper's epsilon, 0.05).
         logit_scale: factor of the softmax's logits; the paper has none, the released code 9.5.
+        class_init: how class embeddings start, which the paper does not say: from a normal distribution of standard
+            deviation `sqrt(2 / e)`, fan_in, or `sqrt(2 / C)`, fan_out, as in the released code.
     """
 
-    def __init__(self, classes: int, width: int, ridge: Positive = 0.05, logit_scale: Positive = 1.0) -> None:
+    def __init__(
+        self,
+        classes: int,
+        width: int,
+        ridge: Positive = 0.05,
+        logit_scale: Positive = 1.0,
+        class_init: Literal["fan_in", "fan_out"] = "fan_in",
+    ) -> None:
         super().__init__()
         self.ridge, self.logit_scale = ridge, logit_scale
         self.embeddings = nn.Parameter(torch.empty(classes, width))
-        nn.init.kaiming_normal_(self.embeddings)
+        nn.init.kaiming_normal_(self.embeddings, mode=class_init)
 
     def forward(self, attributes: Tensor, labels: Tensor) -> Tensor:
         first = class_halves(labels)

@@ -53,7 +53,8 @@ class DCES(Method):
     their proxies are concatenated, and other parameters (beta) averaged. With K = 1 this is the baseline, step for
     step.
 
-    A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering.
+    A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering. So do
+    images that are alone of their class in their cluster, which have no positive.
 
     The released code differs from the paper. These options do what it does: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 200 on clustered batches and from 190 on all images
@@ -220,11 +221,13 @@ class DCES(Method):
             clusters = match_clusters(previous, clusters, self.K)
         try:
             self.sampler.regroup(clusters)
-        except UserError:  # each cluster has a single class
+        except UserError:  # no cluster is left
             if previous is None:
                 raise
             log.warning(
-                "step %d: no cluster holds two classes, so the previous clusters are kept: lower method.K.", step
+                "step %d: no cluster holds two images of each of two classes, so the previous clusters are kept: "
+                "lower method.K.",
+                step,
             )
             clusters = previous
         self.clusters = clusters

@@ -149,6 +149,8 @@ class DeML(Method):
         adversary_width: width of the adversary's layer, at least that of a learner; None: twice that of a learner.
         object_layers: stages on whose maps object attention walks; None: the last one, and the last one of a higher
             resolution if there is one (GoogLeNet: inception4e and inception5b, as in the paper).
+        locality: width of the surroundings with which object attention compares a cell, as a share of the map's longer
+            side; None: eq. 2, which compares it with all cells (see `object_attention`).
         branch: last stage of F; None: the backbone's own choice (GoogLeNet: pool3, as in the paper).
         checkpointing: compute the activations inside a stage twice instead of keeping them.
         options: see `Method`.
@@ -175,6 +177,7 @@ class DeML(Method):
         balance: bool = True,
         adversary_width: Size | None = None,
         object_layers: list[str] | None = None,
+        locality: Annotated[float, Field(ge=0.01, le=1)] | None = None,
         branch: str | None = None,
         checkpointing: bool = False,
         **options: Any,
@@ -202,7 +205,7 @@ class DeML(Method):
             if channel_attention:
                 enlarge_input(upper, 2)  # its weights start near 1/2
             self.scales.append(Scale(lower, upper, cams, [head(d) for _ in range(J)], layers))
-        self.object_attention = ObjectAttention()
+        self.object_attention = ObjectAttention(locality)
         self.channel_attention = channel_attention
         self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
 

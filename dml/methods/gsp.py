@@ -6,7 +6,7 @@ B images, d width of the embedding, m prototypes.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class GSP(Baseline):
         loss, dim: see `dml.methods.base`.
         classes: number of training classes.
         lambda_zs: lambda; 0 leaves the zero-shot loss out.
-        ridge, logit_scale: see `ZeroShotPrediction`.
+        ridge, logit_scale, class_init: see `ZeroShotPrediction`.
         options: see `Method`.
 
     Raises:
@@ -74,13 +74,14 @@ class GSP(Baseline):
         lambda_zs: Share = 0.1,
         ridge: Positive = 0.05,
         logit_scale: Positive = 1.0,
+        class_init: Literal["fan_in", "fan_out"] = "fan_in",
         **options: Any,
     ) -> None:
         super().__init__(backbone, head, loss, dim, **options)
         if not isinstance(self.head, GSPHead):
             raise UserError("method=gsp pools with head=gsp: set head=gsp, or choose method=baseline for another head.")
         self.lambda_zs = lambda_zs
-        self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale) if lambda_zs else None
+        self.zero_shot = ZeroShotPrediction(classes, dim, ridge, logit_scale, class_init) if lambda_zs else None
 
     def attach(self, data: DataModule) -> None:
         super().attach(data)

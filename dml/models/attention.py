@@ -57,7 +57,7 @@ class Dictionary(nn.Module):
 
 
 @torch.no_grad()
-def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
+def object_attention(maps: Tensor, steps: int = 10, locality: float | None = None) -> Tensor:
     """Finds an object by a random walk from every cell to cells with different features (DeML section 3.1, eq. 2, 3).
 
     The weight of the edge from cell a to cell b is the Euclidean distance of their features, and the weights that leave
@@ -67,24 +67,40 @@ def object_attention(maps: Tensor, steps: int = 10) -> Tensor:
     The result is the mean of the last two states. If cells are of two kinds and alike within each kind, the walk
     alternates between two states for ever, and their mean is still the stationary state.
 
+    Among all cells, those of the kind that covers less than half of the map are the ones that differ from most others,
+    be they the object or its background. `locality` compares a cell with its surroundings: weights are multiplied by
+    `exp(-d^2 / (2 sigma^2))`, d being the distance of two cells, as in graph-based visual saliency (Harel et al.,
+    2007), which the paper cites, and in its released code.
+
     Args:
         maps: `[B,C,h,w]`, of one layer.
         steps: of the walk.
+        locality: sigma, as a share of the map's longer side (released code: 0.15); None: eq. 2 as printed.
 
     Returns:
         `[B,h,w]` float32, each map with sum one; constant if all features of an image are alike.
     """
     with without_autocast(maps.device):  # distances in bfloat16 would be noise
-        return _walked(maps.float(), steps)
+        return _walked(maps.float(), steps, locality)
 
 
-def _walked(maps: Tensor, steps: int) -> Tensor:
+def _nearness(height: int, width: int, locality: float, device: torch.device) -> Tensor:
+    """Computes the factor of `locality` for each pair of n = h w cells: `[n,n]`."""
+    cells = torch.cartesian_prod(torch.arange(height, device=device), torch.arange(width, device=device)).float()
+    sigma = locality * max(height, width)
+    return torch.exp(-(cells[:, None] - cells).square().sum(-1) / (2 * sigma**2))
+
+
+def _walked(maps: Tensor, steps: int, locality: float | None) -> Tensor:
     features = maps.flatten(2).mT  # [B,n,C]
     size = features.square().sum(-1).mean(1)[:, None, None]
     features = features - features.mean(1, keepdim=True)  # small distances are then exact too
     squared = features.square().sum(-1)
     squared = squared[:, :, None] + squared[:, None, :] - 2 * features @ features.mT
+    squared.diagonal(dim1=1, dim2=2).zero_()
     weights = squared.where(squared > 1e-9 * size, 0).sqrt()  # smaller ones are rounding errors
+    if locality is not None:
+        weights = weights * _nearness(*maps.shape[2:], locality, maps.device)
     leaving = weights.sum(2, keepdim=True)
     count = weights.shape[1]
     walk = torch.where(leaving > 0, weights / leaving, 1 / count)
@@ -101,17 +117,24 @@ class ObjectAttention(nn.Module):
     image.
     """
 
+    def __init__(self, locality: float | None = None) -> None:
+        super().__init__()
+        self.locality = locality
+
     def forward(self, maps: Tensor) -> Tensor:
         """Finds the object in maps `[B,C,h,w]`: `[B,h',w']` with h' and w' at most 32."""
         height, width = maps.shape[2:]
-        return object_attention(F.adaptive_avg_pool2d(maps, (min(height, 32), min(width, 32))))
+        cells = F.adaptive_avg_pool2d(maps, (min(height, 32), min(width, 32)))
+        return object_attention(cells, locality=self.locality)
 
 
 def object_boxes(proposals: Tensor) -> Tensor:
-    """Finds the square around the largest connected part of a proposal that lies above its mean (DeML section 3.1).
+    """Finds the square around the largest connected part of a proposal that lies above its mean.
 
-    Pixels that touch at an edge or a corner belong to one part. The square has the centre of the part's box and its
-    longer side, and is moved inside the image if it reaches beyond it.
+    DeML's paper says "cropped&zoomed" (Fig. 2) and no more; the part is its released code's. Pixels that touch at an
+    edge or a corner belong to one part. The square has the centre of the part's box and its longer side, so that
+    nothing of the object is cut off (released code: the mean of both sides), and is moved inside the image if it
+    reaches beyond it (released code: cut off there).
 
     Args:
         proposals: `[B,H,W]`.

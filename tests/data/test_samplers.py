@@ -210,27 +210,39 @@ def test_a_period_goes_on_from_anywhere_and_ends_with_itself(rule: Callable[[], 
 
 
 def test_a_cluster_smaller_than_a_batch() -> None:
-    """Two classes, one of a single image: classes come again with further images, images only once all have come."""
-    labels = np.array([0, 0, 0, 0, 0, 0, 0, 1, *range(2, 14)])
+    """Of two classes; one has two images: classes come again with further images, images only once all have come."""
+    labels = np.array([0] * 7 + [1, 1] + [c for c in range(2, 8) for _ in range(2)])
     learner = np.where(labels < 2, 0, 1)
     for batch in drawn(clustered(MPerClass(labels, 12, 0, m=3), learner, period=40, whole_from=40)):
         counts = Counter(batch.tolist())
         if learner[batch[0]] == 0:
             assert sum(counts[i] for i in range(7)) == 6  # half of the four places of three
             assert max(counts[i] for i in range(7)) == 1
-            assert counts[7] == 6
-        else:  # classes of one image each
-            assert sorted(counts.values()) == [3, 3, 3, 3]
+            assert (counts[7], counts[8]) == (3, 3)
+        else:  # classes of two images each
+            assert sorted(counts.values()) == [1, 1, 1, 1, 2, 2, 2, 2]
     for batch in drawn(clustered(Uniform(labels, 12, 0), learner, period=40, whole_from=40)):
         counts = Counter(batch.tolist())
-        assert len(counts) == (8 if learner[batch[0]] == 0 else 12)
+        assert len(counts) == (9 if learner[batch[0]] == 0 else 12)
         assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_an_image_without_a_positive_in_its_cluster_rests(rule: Callable[[], Sampler]) -> None:
+    alone = [np.argmax(c == LABELS) for c in np.unique(LABELS)]  # one of each class
+    learner = np.where(np.isin(np.arange(len(LABELS)), alone), 1, 0)
+    sampler = clustered(rule(), learner, period=40, whole_from=80)
+    assert set(drawn(sampler).flatten().tolist()).isdisjoint(alone)
+    sampler.regroup(CLUSTERS)
+    assert not set(drawn(sampler, 40).flatten().tolist()).isdisjoint(alone)
+    with pytest.raises(UserError, match=r"No cluster holds two images of each of two classes: lower method\.K"):
+        clustered(MPerClass(LABELS, 12, 0, m=3), np.arange(len(LABELS)))
 
 
 def test_empty_clusters_and_those_of_one_class_are_not_drawn() -> None:
     learner = np.where(LABELS == 3, 0, 4)  # 1, 2 and 3 are empty
     assert set(learner[drawn(clustered(MPerClass(LABELS, 12, 0, m=3), learner))].flatten().tolist()) == {4}
-    with pytest.raises(UserError, match=r"No cluster holds two classes: lower method\.K"):
+    with pytest.raises(UserError, match=r"No cluster holds two images of each of two classes"):
         clustered(MPerClass(LABELS, 12, 0, m=3), LABELS)
 
 

@@ -1,5 +1,7 @@
 """Cross-batch zero-shot prediction against closed forms and a loop."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,13 @@ def test_the_loss_is_its_loop() -> None:
             terms.append(np.log(1 + sum(np.exp(scores[j] - scores[label]) for j in range(6) if j != label)))
         total += np.mean(terms) / 2
     assert value.item() == pytest.approx(total, rel=1e-10)
+
+
+@pytest.mark.parametrize(("how", "over"), [("fan_in", 32), ("fan_out", 2000)])
+def test_class_embeddings_start_at_he_s_scale(how: Literal["fan_in", "fan_out"], over: int) -> None:
+    torch.manual_seed(0)
+    loss = ZeroShotPrediction(classes=2000, width=32, class_init=how)
+    assert loss.embeddings.std().item() == pytest.approx((2 / over) ** 0.5, rel=0.02)
 
 
 def test_gradients() -> None:

@@ -338,7 +338,7 @@ def test_where_kmeans_finds_the_classes_the_clusters_before_stay(
     watch = Watch()
     fit(configure(*SMALL, "method.K=12", "head.dim=12"), watch)
     assert all(np.array_equal(clusters, halves) for clusters in watch.clusters)
-    assert "no cluster holds two classes" in caplog.text
+    assert "no cluster holds two images of each of two classes" in caplog.text
 
 
 def test_negative_distances_are_a_loop() -> None:
@@ -465,7 +465,7 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
             method_of("method=dces", *options)
     with pytest.raises(UserError, match=r"method\.K=80 is more than the 72 training images"):
         train.prepare_run(configure(*SMALL, "method.K=80", "head.dim=80"), RunFolder(Path("unused")))
-    with pytest.raises(UserError, match="No cluster holds two classes"):  # before anything is written
+    with pytest.raises(UserError, match="No cluster holds two images"):  # before anything is written
         train.prepare_run(
             configure(*SMALL, "method.K=12", "head.dim=12", "method.grouping=labels"), RunFolder(Path("unused"))
         )

@@ -10,10 +10,15 @@ from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoo
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def transitions(maps: torch.Tensor) -> np.ndarray:
-    """D of eq. 2, row by row, with the weights that leave a node normalised."""
+def transitions(maps: torch.Tensor, locality: float | None = None) -> np.ndarray:
+    """D of eq. 2, row by row, with the weights that leave a node normalised; with locality, Harel et al.'s weights."""
     features = maps.flatten(1).T.double().numpy()
     weights = np.array([[np.linalg.norm(a - b) for b in features] for a in features])
+    if locality is not None:
+        height, width = maps.shape[1:]
+        sigma = locality * max(height, width)
+        cells = [(row, column) for row in range(height) for column in range(width)]
+        weights *= [[np.exp(-((a - c) ** 2 + (b - d) ** 2) / (2 * sigma**2)) for c, d in cells] for a, b in cells]
     return weights / weights.sum(1, keepdims=True)
 
 
@@ -32,13 +37,15 @@ def test_the_walk_ends_in_the_leading_left_eigenvector(shape: tuple[int, ...]) -
     np.testing.assert_allclose(ten.sum((1, 2)).numpy(), 1, rtol=1e-5)
 
 
-def test_a_walk_is_the_literal_product() -> None:
+@pytest.mark.parametrize("locality", [None, 0.15, 0.4])
+def test_a_walk_is_the_literal_product(locality: float | None) -> None:
     """The mean of the states after nine and ten steps of `M_b <- sum_a M_a D_ab`."""
     maps = torch.rand(1, 4, 3, 5, generator=torch.Generator().manual_seed(1))
-    walk, states = transitions(maps[0]), [np.full(15, 1 / 15)]
+    walk, states = transitions(maps[0], locality), [np.full(15, 1 / 15)]
     for _ in range(10):
         states.append(np.array([sum(states[-1][a] * walk[a, b] for a in range(15)) for b in range(15)]))
-    np.testing.assert_allclose(object_attention(maps)[0].flatten().numpy(), (states[9] + states[10]) / 2, rtol=1e-4)
+    found = object_attention(maps, locality=locality)[0].flatten().numpy()
+    np.testing.assert_allclose(found, (states[9] + states[10]) / 2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -57,6 +64,18 @@ def test_mass_moves_to_what_is_unlike_the_rest(noise: float, steps: int) -> None
     assert abs(top - 12) <= 4
     assert abs(right - 36) <= 4
     assert abs(bottom - 28) <= 4
+
+
+def test_an_object_that_fills_more_than_half_is_marked_with_locality_alone() -> None:
+    """Eq. 2 marks the smaller part, be it object or background; Harel et al.'s weights the part with many edges."""
+    maps = 0.2 * torch.rand(1, 8, 14, 14, generator=torch.Generator().manual_seed(4))
+    maps[:, :, 2:13, 2:13] += 1 + 0.7 * torch.rand(8, 11, 11, generator=torch.Generator().manual_seed(5))
+    ratios = []
+    for locality in (None, 0.15):
+        found = object_attention(maps, locality=locality)[0]
+        inside = found[2:13, 2:13]
+        ratios.append(float(inside.mean() / ((found.sum() - inside.sum()) / 75)))
+    assert ratios[0] < 1 < ratios[1]
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-6, 0.37, 1e4])
