@@ -285,9 +285,11 @@ def test_every_option_is_on_its_page() -> None:
 def test_every_page_is_in_the_contents() -> None:
     contents = (ROOT / "mkdocs.yml").read_text()
     from conf_reference import GROUPS
+    from measured import PAPERS
 
     wanted = [str(page.relative_to(ROOT / "docs")) for page in PAGES[2:]]
     wanted += [f"reference/options/{group}.md" for group in GROUPS]
+    wanted += [f"reproduction/{paper}.md" for paper in PAPERS]
     assert [one for one in wanted if f" {one}" not in contents] == []
 
 
