@@ -27,8 +27,12 @@ MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_T
 OUT_OF_MEMORY = re.compile("allocate memory|out of memory")
 
 
-class Interrupted(Exception):
-    """A signal asked the run to stop, and its state is saved."""
+class Interrupted(BaseException):
+    """A signal asked the run to stop, and its state is saved.
+
+    Like KeyboardInterrupt it is no Exception: a handler of what damaged files and foreign code raise must not take a
+    signal for one of their errors.
+    """
 
 
 class UserError(ValueError):

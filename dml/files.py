@@ -237,6 +237,14 @@ def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[s
         write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
 
 
+def holds_network(folder: Path) -> bool:
+    """Returns whether a folder has what `write_network` writes."""
+    try:
+        return (folder / NETWORK).is_file() and _of_a_run(read_yaml(folder / CONFIG))
+    except UserError:
+        return False
+
+
 def _network(path: Path) -> dict[str, Any]:
     tensors, config = read_tensors(path), read_yaml(path.with_name(CONFIG))
     if not _of_a_run(config) or refers(config):

@@ -99,6 +99,7 @@ def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) ->
         ("~method", "method is missing, and every run has it: leave out ~method."),
         ("~report", "report is missing, and every run has it: leave out ~report."),
         ("~trainer.max_steps", "trainer.max_steps is missing: leave out ~trainer.max_steps."),
+        ("~trainer.benchmark", "trainer.benchmark is missing: leave out ~trainer.benchmark."),
         ("lr=${lr}", "A reference ${...} among the options cannot be resolved"),
     ],
 )

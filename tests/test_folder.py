@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dml.errors import UserError
+from dml.errors import Interrupted, UserError
 from dml.files import read_yaml, write_atomically
 from dml.launch.sweep import Sweep
 from dml.runs.folder import FORMAT, RunFolder
@@ -78,6 +78,45 @@ def test_the_checkpoint_says_what_run_it_is(configure: Configure) -> None:
     assert folder.finished(configure(*SHORT, "lr=0.25"))
     with pytest.raises(UserError, match=r"lr was 0.25, is 0.5"):
         folder.check(configure(*SHORT, "lr=0.5"))
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "model.safetensors"])
+def test_results_without_a_checkpoint_stay(configure: Configure, name: str) -> None:
+    """Those of a run whose checkpoints were removed to save room, or of a published model."""
+    folder = begin(configure, "lr=0.25")
+    folder.last.unlink()
+    folder.forget_results()
+    folder.check(configure(*SHORT, "lr=0.5"))  # there is nothing to lose
+    (folder.path / name).write_text("a result")
+    before = content(folder.path)
+    for rate in ("lr=0.25", "lr=0.5"):
+        with pytest.raises(UserError, match=rf"{name} of a run, but no checkpoint .* would be lost: name another"):
+            run(configure(*SHORT, rate), [rate])
+    assert content(folder.path) == before
+
+
+def test_a_log_that_cannot_be_written_is_told(configure: Configure, tmp_path: Path) -> None:
+    folder = begin(configure)
+    folder.last.unlink()
+    folder.forget_results()
+    (tmp_path / "run" / "run.log").unlink(missing_ok=True)
+    (tmp_path / "run" / "run.log").mkdir()
+    with pytest.raises(UserError, match=r"run\.log cannot be written \(Is a directory\): correct its permissions"):
+        run(configure(*SHORT), [])
+
+
+def test_a_signal_while_a_checkpoint_is_read_is_no_damage(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any, **__: Any) -> None:
+        raise Interrupted("SIGTERM")
+
+    folder = begin(configure)
+    before = content(folder.path)
+    monkeypatch.setattr(torch, "load", told)
+    with pytest.raises(Interrupted):
+        folder.checkpoint()
+    assert content(folder.path) == before
 
 
 def test_other_ranks_write_nothing(configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,6 +34,23 @@ def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:
         assert card["weights"] == Trained.of(run).digest()
 
 
+@pytest.mark.parametrize("kind", ["turned", "deep"])
+def test_an_opened_picture_is_that_of_its_file(run: Path, tmp_path: Path, kind: str) -> None:
+    random = np.random.default_rng(0)
+    file = tmp_path / f"picture.{'jpg' if kind == 'turned' else 'png'}"
+    if kind == "turned":
+        exif = Image.Exif()
+        exif[0x0112] = 6  # a quarter turn
+        Image.fromarray(random.integers(0, 256, (20, 40, 3), dtype=np.uint8)).save(file, exif=exif)
+    else:
+        Image.fromarray(random.integers(0, 65536, (20, 40), dtype=np.uint16)).save(file)
+    embedder = dml.load(run, device="cpu")
+    np.testing.assert_array_equal(embedder.embed([Image.open(file)]), embedder.embed([file]))
+    assert torch.equal(embedder.transform(Image.open(file)), embedder.transform(file))
+    with pytest.raises(UserError, match=r"\(a picture\) cannot be read \(its pixels are signed"):
+        embedder.embed([Image.new("F", (20, 20))])
+
+
 def test_commands_take_what_was_exported(run: Path, tmp_path: Path) -> None:
     files = photographs(tmp_path / "photos", classes=1)
     exported = tmp_path / "exported"

@@ -338,6 +338,23 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 
+def test_what_was_interrupted_is_published_by_the_same_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dml.inference.publish.card", told)
+        with pytest.raises(KeyboardInterrupt):
+            publish(run, tmp_path / "published", LICENCES)
+    with pytest.raises(UserError, match="neither the folder of a run nor of a published embedding"):
+        verify(tmp_path / "published")
+    publish(run, tmp_path / "published", LICENCES)
+    assert not list((tmp_path / "published").glob(".*"))
+    verify(tmp_path / "published")
+
+
 def test_a_published_folder_is_not_published_into_itself(published: Path, tmp_path: Path) -> None:
     (published / "similarities.png").write_bytes(b"a picture")
     before = {file.name: file.read_bytes() for file in published.iterdir()}

@@ -162,6 +162,30 @@ def test_files_of_something_else_are_left_alone(
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, '{"of": "something else"}')]
 
 
+@pytest.mark.parametrize("more", [("--index", "flat"), ("--index", "hnsw", "-k", "2")])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_search_that_writes_elsewhere_leaves_its_gallery(
+    run: Path, tmp_path: Path, call: Call, more: tuple[str, ...], as_file: bool
+) -> None:
+    files = photographs(tmp_path / "photos")
+    place, found, other = tmp_path / "photos", tmp_path / "found", tmp_path / "other"
+    if as_file:
+        place = tmp_path / "gallery.npy"
+        assert call("embed", run, tmp_path / "photos", "-o", place, "--device", "cpu")[0] == 0
+    ending = ("-k", "3", "--device", "cpu")
+    assert call("search", run, place, files[0], *ending, "-o", found, "--index", "hnsw")[0] == 0
+    before = {file.name: file.read_bytes() for file in found.iterdir()}
+    code, said = call("search", run, found, files[0], *ending, "-o", other, *more)
+    assert code == 0, said
+    assert {file.name: file.read_bytes() for file in found.iterdir()} == before
+    again = call("search", run, other if (other / "index.faiss").exists() else place, files[0], *ending, *more)
+    assert rows(again[1]) == rows(said)
+    (other / "index.faiss").write_text("of somebody else")
+    (other / "index.json").write_text("{}")
+    code, said = call("search", run, found, files[0], *ending, "-o", other, *more)
+    assert (code, "was not written by dml.search" in said) == (2, True)
+
+
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 @pytest.mark.parametrize("before", ["flat", "hnsw"])
 def test_an_index_stays_until_the_next_is_whole(

@@ -118,6 +118,9 @@ def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictCo
     (search,) = searches(little, ["ABE"])
     (tmp_path / search.key).mkdir()
     searched(search, tmp_path, configure)
+    with pytest.raises(UserError, match="us/table1, ABE: 1 of 2 trials of the search are done: repeat the command"):
+        tuned(search, [], tmp_path)
+    (tmp_path / search.key / "lr=8.failed").write_text("exit code 2")
     with pytest.raises(UserError, match="us/table1, ABE: all trials of the search failed"):
         tuned(search, [], tmp_path)
 

@@ -7,8 +7,8 @@ import pytest
 
 from dml.errors import UserError
 from dml.papers.catalogue import read_experiment
-from dml.papers.measured import Compared
-from dml.papers.page import markdown, write_page
+from dml.papers.measured import Compared, Measurement
+from dml.papers.page import _cell, markdown, write_page
 from dml.papers.verdicts import verdict, verdicts
 
 LITTLE = """
@@ -66,6 +66,19 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
     assert verdicts(little) == [sentence]
     assert f"- {sentence}\n" in markdown(little)
     assert sentence in write_page([little], folder / "page").read_text()
+
+
+def test_a_spread_is_that_of_a_run_if_runs_give_one() -> None:
+    """As over ten random splits (DIABLO, Tables 3 and 4); else it is over seeds."""
+    one = Measurement("four", "Cars", "key", 0, [], {"test/recall@1": 0.5}, "command", "commit", "date", "hardware", "")
+    runs = [one, replace(one, seed=1, metrics={"test/recall@1": 0.52})]
+    assert _cell(2.0, "test/recall@1/std", 100, "Cars", runs).mean == pytest.approx(2**0.5)
+    of_splits = [
+        replace(run, metrics=run.metrics | {"test/recall@1/std": std})
+        for run, std in zip(runs, (0.004, 0.006), strict=True)
+    ]
+    assert _cell(2.0, "test/recall@1/std", 100, "Cars", of_splits[:1]).mean == pytest.approx(0.4)
+    assert _cell(2.0, "test/recall@1/std", 100, "Cars", of_splits).mean == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

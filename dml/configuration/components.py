@@ -7,7 +7,7 @@ import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.errors import Interrupted, UserError
+from dml.errors import UserError
 
 
 class Waits:
@@ -44,7 +44,7 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
         cause: BaseException | None = error
         while isinstance(cause, InstantiationException):  # a component inside another
             cause = cause.__cause__
-        if isinstance(cause, UserError | Interrupted):  # a signal may come while a component is made
+        if isinstance(cause, UserError):
             raise cause from None
         if isinstance(cause, TypeError | ValueError):
             raise UserError(f"{config._get_full_key(None)}: {' '.join(str(cause).split())}.") from error

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from dml.configuration.ranges import Share
-from dml.data.images import SUFFIXES, decode
+from dml.data.images import SUFFIXES, closed_folder, decode
 from dml.data.listing import Listing, listed_images, roles_of_classes
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
@@ -132,7 +132,7 @@ def leaf_folders(root: Path) -> dict[str, Path]:
 
 def _with_images(root: Path) -> Iterator[Path]:
     """Yields the folders below `root` that directly hold images, in the order of their paths."""
-    for place, folders, files in os.walk(root):
+    for place, folders, files in os.walk(root, onerror=closed_folder):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         if Path(place) != root and any(map(_is_image, files)):
             yield Path(place)

@@ -52,9 +52,18 @@ def decode(source: str | IO[bytes], box: Box | None = None) -> Image.Image:
             wide, or does not reach to the box.
     """
     with _opened(source) as file, _image(file) as image:
-        image.load()
-        turn = _turn(image)
-        picture = _rgb(image)
+        return pixels(image, box)
+
+
+def pixels(image: Image.Image, box: Box | None = None) -> Image.Image:
+    """Returns an opened picture as `decode` does: RGB, turned upright, and cut out.
+
+    Raises:
+        Exception: as `decode`.
+    """
+    image.load()
+    turn = _turn(image)
+    picture = _rgb(image)
     if box is not None:
         picture = _cut(picture, box)
     if max(picture.size) > MOST_OBLONG * min(picture.size):

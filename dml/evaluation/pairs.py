@@ -141,6 +141,8 @@ class Pairs:
     @full_precision()
     def operating(self, fmrs: Sequence[float]) -> list[Operating]:
         """Finds the thresholds of some FMRs, in a second pass. Each FMR has to be at least `resolves()` and below 1."""
+        if not fmrs:
+            return []
         allowed = [math.floor(fmr * self.different * (1 + 1e-12)) for fmr in fmrs]
         # At most `allowed` pairs of different classes may match. The threshold is just above the largest similarity
         # that must not match.

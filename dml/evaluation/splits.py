@@ -41,7 +41,7 @@ class Split:
 
         Training, validation and test must share neither a class nor an image. None of them may have an image of a class
         twice. No query may be in the gallery, unless the protocol leaves out the images of its camera, and so the query
-        itself.
+        itself. Of the queries, and of the validation images, one at least needs another image of its class to find.
 
         Raises:
             UserError: one of these does not hold, or a part is empty.
@@ -57,6 +57,19 @@ class Split:
                     "at what the protocol's `parted` returns."
                 )
         _Overlaps(records, rows).check(with_own_image=self.cameras is not None)
+        labels = {part: records.labels[of_part] for part, of_part in rows.items()}
+        for part in ("queries", "validation"):
+            gallery = labels.get("gallery") if part == "queries" else None
+            if part in labels and not _some_positive(labels[part], gallery):
+                raise UserError(
+                    f"the split of {records.name} has no image as {part} with another one of its class to find: give "
+                    "the test and validation classes two images or more."
+                )
+
+
+def _some_positive(labels: np.ndarray, gallery: np.ndarray | None) -> bool:
+    """Returns whether a query has a positive; without a gallery the queries are the gallery, each without itself."""
+    return len(np.unique(labels)) < len(labels) if gallery is None else bool(np.isin(labels, gallery).any())
 
 
 class _Overlaps:

@@ -104,12 +104,14 @@ def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tup
     legend_above(axes, columns=1)
 
 
-def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
-    """Draws Recall@1 of each class over its number of queries, and the mean of each fifth of the classes.
+def class_sizes(sizes: Sequence[int], recalls: Sequence[float], title: str) -> Figure:
+    """Draws the share of right queries of each class over its number of queries, and the mean of each fifth of the
+    classes.
 
     Args:
         sizes: queries of each class.
-        recalls: Recall@1 of each class, in the same order.
+        recalls: the share of each class, in the same order.
+        title: what the share is called.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
@@ -119,7 +121,7 @@ def class_sizes(sizes: Sequence[int], recalls: Sequence[float]) -> Figure:
     axes.plot(*zip(*means, strict=True), color=RED, marker="s", linewidth=1.5, label="mean of a fifth of the classes")
     if max(sizes) / min(sizes) >= 8:
         axes.set_xscale("log")
-    axes.set(xlabel="queries of the class", ylabel="Recall@1")
+    axes.set(xlabel="queries of the class", ylabel=title)
     axes.grid(alpha=0.3)
     legend_above(axes, columns=2)
     return figure

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import CONFIG, NETWORK, atomic_path, write_atomically, write_network
+from dml.files import CONFIG, NETWORK, atomic_path, holds_network, write_atomically, write_network
 from dml.inference.embedding import Trained
 from dml.inference.publish import MANIFEST
 from dml.inference.vectors import writable
@@ -274,7 +274,7 @@ def export(
 
 def _of_an_export(folder: Path) -> bool:
     """Returns whether an earlier export, perhaps one that was killed, wrote what is in a folder."""
-    return all((folder / name).is_file() for name in (CONFIG, NETWORK)) and not (folder / MANIFEST).exists()
+    return holds_network(folder) and not (folder / MANIFEST).exists()
 
 
 def _brief(error: BaseException) -> str:

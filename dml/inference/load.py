@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
+from dml.data.images import pixels
 from dml.errors import UserError
 from dml.hub import folder_of
 from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of, shown_path
@@ -39,7 +40,8 @@ class Embedder:
         }
 
     def transform(self, picture: Picture) -> Tensor:
-        """Turns a file or an opened picture into the network's input: `[3,S,S]` float32 in 0..1."""
+        """Turns a file or an opened picture into the network's input: `[3,S,S]` float32 in 0..1. An opened picture is
+        turned upright as its EXIF orientation says, as files are."""
         return self.trained.transform(_opened(picture))
 
     def embed(self, images: Sequence[Picture], batch_size: int = EMBEDDED_AT_ONCE) -> np.ndarray:
@@ -88,7 +90,7 @@ def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> E
 
 
 def _opened(picture: Picture) -> Image.Image:
-    return picture.convert("RGB") if isinstance(picture, Image.Image) else picture_of(Path(picture))
+    return pixels(picture) if isinstance(picture, Image.Image) else picture_of(Path(picture))
 
 
 def _name(picture: Picture) -> Path:

@@ -31,6 +31,7 @@ from dml.runs.folder import RunFolder
 from dml.runs.scores import EMBEDDINGS, QUERIES
 
 MANIFEST, CARD, PICTURE = "published.json", "README.md", "similarities.png"
+BEGUN = ".publishing"  # marks a folder whose publishing began and has not ended
 
 CAPTION = "Cosine similarity of positive and negative pairs of test images"
 
@@ -65,11 +66,13 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     said = _licences(licences, starts)
     if to is not None and not is_address(to):
         raise UserError(f"--to {to} is not an address: write hf://owner/name.")
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+    marks = (MANIFEST, BEGUN)
+    if folder.exists() and any(folder.iterdir()) and not any((folder / mark).is_file() for mark in marks):
         raise UserError(f"{folder} is not empty, and holds nothing published: name another folder with -o.")
     writable(folder)
     name = folder.resolve().name if to is None else to.rpartition("/")[2]
     try:
+        (folder / BEGUN).touch()
         (folder / MANIFEST).unlink(missing_ok=True)  # it is written last: a folder that has it is complete
         tensors = trained.weights()
         write_network(folder, tensors, portable(config), trained.step)
@@ -90,6 +93,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         )
         write_atomically(folder / CARD, card(facts))
         write_atomically(folder / MANIFEST, json.dumps(_manifest(folder, trained, tensors), indent=1) + "\n")
+        (folder / BEGUN).unlink()
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")

@@ -146,7 +146,7 @@ def search(
             f"there is no gallery {shown_path(place)}: name a folder of images, or a file of python -m dml.embed."
         )
     folder = out or (place if indexed else run / "search")
-    if not indexed:
+    if not indexed or folder.resolve() != place.resolve():
         check_folder(folder)
     trained = Trained.of(run, checkpoint, device)
     least = read_threshold(run, trained) if threshold else None
@@ -156,7 +156,7 @@ def search(
         report_skipped(found)
         gallery = _indexed(folder, found.vectors(trained.digest()), None, index, k, min_recall)
     elif indexed:
-        gallery = _stored(place, trained, index, k, min_recall)
+        gallery = _stored(place, folder, trained, index, k, min_recall)
     else:
         vectors = _vectors(place, trained)
         gallery = _indexed(folder, vectors, place, index, k, min_recall)
@@ -235,8 +235,9 @@ def _content(index: Any) -> bytes:
     return content
 
 
-def _stored(folder: Path, trained: Trained, kind: str | None, k: int, min_recall: float) -> Gallery:
-    """Opens the gallery that an earlier search left in a folder.
+def _stored(place: Path, folder: Path, trained: Trained, kind: str | None, k: int, min_recall: float) -> Gallery:
+    """Opens the gallery that an earlier search left in `place`. If another index is asked for, it is written into
+    `folder`.
 
     An exact index follows from its vectors, so it is built again and compared with the file: faiss reads no file of an
     exact index that somebody else may have written.
@@ -244,23 +245,23 @@ def _stored(folder: Path, trained: Trained, kind: str | None, k: int, min_recall
     Raises:
         UserError: the vectors are of another embedding, or the index is of other vectors.
     """
-    if not (folder / ABOUT).is_file():
-        vectors = _vectors(folder / VECTORS, trained)
+    if not (place / ABOUT).is_file():
+        vectors = _vectors(place / VECTORS, trained)
         if kind in ("hnsw", "ivfpq"):
-            return _indexed(folder, vectors, folder / VECTORS, kind, k, min_recall)
+            return _indexed(folder, vectors, place / VECTORS, kind, k, min_recall)
         index = index_of(vectors.embeddings)
-        if (folder / INDEX).read_bytes() != _content(index):
+        if (place / INDEX).read_bytes() != _content(index):
             raise UserError(
-                f"{folder / INDEX} is not the index of {VECTORS} beside it, or is damaged: delete it, and search in "
-                f"{folder / VECTORS}."
+                f"{place / INDEX} is not the index of {VECTORS} beside it, or is damaged: delete it, and search in "
+                f"{place / VECTORS}."
             )
         return Gallery(index.search, vectors.paths.tolist())
-    about = described(folder)
-    source = folder / about["vectors"]
+    about = described(place)
+    source = place / about["vectors"]
     vectors = _vectors(source, trained)
     if kind not in (None, about["kind"]):
         return _indexed(folder, vectors, source, kind, k, min_recall)
-    found = read_index(folder, about, vectors)
+    found = read_index(place, about, vectors)
     if (k, min_recall) != (about["k"], about["min_recall"]):
         _check_k(k, len(vectors.paths))
         measured = tune(found, k, min_recall)

@@ -64,7 +64,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
         try:
             run()
         except Exception as error:
-            if error in own or Sweep.crashed or isinstance(error, BrokenPipeError | Interrupted):
+            if error in own or Sweep.crashed or isinstance(error, BrokenPipeError):
                 raise
             told = isinstance(error, HydraException | OmegaConfBaseException) or is_group_null(error)
             if not told and not Sweep.began:

@@ -81,8 +81,9 @@ def _setting(experiment: Experiment, changes: list[str]) -> Setting:
 
 
 def _cell(published: float | None, metric: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
-    # The spread over seeds. The metrics of learners and of mlrc end in /std too, but runs give those themselves.
-    spread = metric.endswith("/std") and not metric.startswith(("learners/", "mlrc/"))
+    own = [one for one in measured if one.part == part and metric in one.metrics]
+    # The spread over seeds, unless runs give it themselves: over learners, folds of MLRC, or random splits.
+    spread = metric.endswith("/std") and not own
     name = metric.removesuffix("/std") if spread else metric
     mine = [one for one in measured if one.part == part and name in one.metrics]
     # Sizes are recorded without a seed. Trainings have them too, so where there are any, only these count.

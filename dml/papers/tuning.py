@@ -62,7 +62,7 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         out: the folder of the trainings.
 
     Raises:
-        UserError: all trials failed.
+        UserError: all trials failed, or some were not carried out.
     """
     names = {option.partition("=")[0] for option in search.options}
     trials, begun = [], []
@@ -72,6 +72,11 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         begun += said_of_starts(run.folder)
     failed = [file.name.removesuffix(".failed") for file in sorted((out / search.key).glob("*.failed"))]
     trials += [Trial([name], None, None) for name in failed]
+    if len(trials) < search.trials:
+        raise UserError(
+            f"{search.experiment}, {search.row}: {len(trials)} of {search.trials} trials of the search are done: "
+            "repeat the command to carry out the others."
+        )
     best = max((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
     if best is None:
         raise UserError(

@@ -88,7 +88,8 @@ def write_report(
         classes=tested.classes,
         examples=_examples(tested, shown),
         confusions=[(one, [shown.place[p] for p in one.examples if p in shown.place]) for one in tested.confusions],
-        several_sizes=len({one.queries for one in tested.classes}) > 1,
+        of_a_class=tested.of_a_class,
+        drawn_galleries=tested.ranking is None,
         most=SHOWN,
         scales=_scales(metrics),
         own=plots,
@@ -142,7 +143,7 @@ def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Ret
     if tested.learners > 1:
         found["learners"] = _of_learners(metrics, tested)
     rows = [[one.name, one.queries, one.recall, one.taken_for] for one in tested.classes]
-    found["classes"] = Table(["class", "queries", metric(HEADLINE).title, "most often taken for"], rows)
+    found["classes"] = Table(["class", "queries", tested.of_a_class, "most often taken for"], rows)
     pairs = [[*one.names, one.count, one.share] for one in tested.confusions]
     found["confusions"] = Table(["class", "and class", "queries", "share of both classes' queries"], pairs)
     return found
@@ -199,8 +200,8 @@ def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Ma
     yield Plot("similarities", caption + between, embeddings.similarity_histograms(tested.embedded.cpu()))
     sizes = [one.queries for one in tested.classes]
     if len(set(sizes)) > 1:
-        drawn = embeddings.class_sizes(sizes, [one.recall for one in tested.classes])
-        yield Plot("class_sizes", "Recall@1 of the test classes over their numbers of queries", drawn)
+        drawn = embeddings.class_sizes(sizes, [one.recall for one in tested.classes], tested.of_a_class)
+        yield Plot("class_sizes", f"{tested.of_a_class}: the test classes over their numbers of queries", drawn)
 
 
 def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:

@@ -22,8 +22,8 @@ MOST_LEARNERS = 16  # with more learners, the gallery is not ranked for each alo
 
 @dataclass(frozen=True)
 class OfClass:
-    """A test class: its name and label, the number of its queries that have a positive, Recall@1 over them, and the
-    class for which they are most often taken."""
+    """A test class: its name and label, the number of its queries that have a positive, the share of them that is right
+    (see `Retrieved.of_a_class`), and the class for which they are most often taken."""
 
     name: str
     label: int
@@ -82,6 +82,12 @@ class Retrieved:
     def learners(self) -> int:
         return self.embedded.embeddings.shape[1]
 
+    @property
+    def of_a_class(self) -> str:
+        """What the share of a class's queries that is right is called: Recall@1. If the protocol has no single ranking,
+        each image is searched for among all others, which is another figure than the protocol's."""
+        return "Recall@1" if self.ranking is not None else "nearest of all others is right"
+
     @cached_property
     def neighbours(self) -> Neighbours:
         """The nearest images of each query."""
@@ -103,7 +109,7 @@ class Retrieved:
     @cached_property
     def right(self) -> np.ndarray:
         """Which queries have a nearest image of their own class, `[Q]` bool. If several images are equally near, all
-        have to be of that class."""
+        have to be of that class; without a ranking the first counts."""
         if self.ranking is not None:
             return self.ranking.best_rank == 1
         return self._labels_of(self.neighbours.indices[:, 0]) == self.labels
@@ -137,7 +143,7 @@ class Retrieved:
 
     @cached_property
     def classes(self) -> list[OfClass]:
-        """The test classes, the one with the lowest Recall@1 first."""
+        """The test classes, the one with the lowest share of right queries first."""
         found = []
         first = self._labels_of(self.neighbours.indices[:, 0])
         for label in np.unique(self.labels[self.counted]):

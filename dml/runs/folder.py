@@ -16,6 +16,7 @@ from dml.distributed import is_first
 from dml.errors import UserError, no_room
 from dml.files import (
     LAST,
+    NETWORK,
     PREVIOUS,
     alone,
     load_checkpoint,
@@ -72,7 +73,8 @@ class RunFolder:
         """Checks whether a run with this configuration may use the folder. It writes nothing.
 
         Raises:
-            UserError: the folder belongs to another run, holds other files, or cannot be written.
+            UserError: the folder belongs to another run, holds other files or results without checkpoints, or cannot
+                be written.
         """
         try:
             self._check_place()
@@ -90,6 +92,11 @@ class RunFolder:
             raise UserError(
                 f"{self.path} is not empty and holds no run (it lacks a config.yaml of one): name another folder "
                 f"{ELSEWHERE}."
+            )
+        if not begun and (kept := [name for name in ("metrics.json", NETWORK) if (self.path / name).exists()]):
+            raise UserError(
+                f"{self.path} holds {kept[0]} of a run, but no checkpoint from which it could go on, and {kept[0]} "
+                f"would be lost: name another folder {ELSEWHERE}."
             )
         if begun:  # before the first checkpoint, options may still be corrected
             self._check_same(flat(saved, saved.runtime), flat(config, saved.runtime))

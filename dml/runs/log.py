@@ -22,8 +22,18 @@ log = logging.getLogger("dml")
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Also writes log records and warnings to the folder's `run.log` meanwhile; of other ranks only why they failed."""
-    handler = logging.FileHandler(folder / "run.log")
+    """Also writes log records and warnings to the folder's `run.log` meanwhile; of other ranks only why they failed.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        handler = logging.FileHandler(folder / "run.log")
+    except OSError as error:
+        raise UserError(
+            f"{folder / 'run.log'} cannot be written ({error.strerror}): correct its permissions, or choose another "
+            "folder with paths.output_dir=FOLDER."
+        ) from error
     handler.setLevel(logging.NOTSET if is_first() else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in ("dml", "pytorch_lightning", "py.warnings")]

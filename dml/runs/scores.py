@@ -60,11 +60,11 @@ def write_scores(
     if ranking is not None:
         rows = embedded.take(split.query).rows.cpu().numpy()
         names = np.array(records.class_names)[records.labels[rows]]
-        paths = records.paths[rows].tolist()
+        paths = [os.path.abspath(path) for path in records.paths[rows].tolist()]
         common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may move to another folder
         _save(
             folder / QUERIES,
-            paths=np.array([os.path.relpath(path, common or ".") for path in paths]),
+            paths=np.array([os.path.relpath(path, common) for path in paths]),
             classes=names,
             best_rank=ranking.best_rank,
             **ranking.values,

@@ -19,7 +19,7 @@ from tabulate import tabulate
 from dml.configuration.identity import configuration, flat, label
 from dml.configuration.trainings import axes_of
 from dml.evaluation.metric import HEADLINE
-from dml.files import PREVIOUS, write_atomically
+from dml.files import LAST, write_atomically
 from dml.process import SWEPT
 from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
@@ -178,9 +178,9 @@ def log_artifacts(loggers: list[Logger], folder: Path, tables: Mapping[str, Tabl
         if isinstance(logger, WandbLogger):
             run = logger.experiment
             kept = wandb.Artifact(f"checkpoints-{run.id}", "model", metadata={"folder": folder.name})
-            for file in sorted((folder / "checkpoints").glob("*.ckpt")):
-                if file.name != PREVIOUS:
-                    kept.add_file(str(file))
+            checkpoints = folder / "checkpoints"
+            for file in (*sorted(checkpoints.glob("best_on_*.ckpt")), checkpoints / LAST):
+                kept.add_file(str(file))
             kept.add_file(str(folder / "config.yaml"))
             tested = wandb.Artifact(f"test-{run.id}", "test", metadata={"folder": folder.name})
             for file in (folder / name for name in (QUERIES, EMBEDDINGS, "metrics.json")):

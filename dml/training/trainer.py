@@ -37,7 +37,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     """Makes the trainer of a run. Raises UserError for options that Lightning or dml refuses."""
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
-    options["benchmark"] = options["benchmark"] and not options["deterministic"]
+    options["benchmark"] = config.trainer.benchmark and not config.trainer.deterministic
     torch.set_float32_matmul_precision(config.trainer.matmul)
     torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions follow the option too
     try:

@@ -141,6 +141,11 @@ def test_an_embedding_that_has_collapsed_matches_nothing() -> None:
     assert point.threshold > 4
 
 
+def test_no_points_are_asked_for() -> None:
+    """As of the table of few images, whose pairs resolve none of its FMRs."""
+    assert Pairs(*clustered(6, 2, 4)).operating([]) == []
+
+
 def test_what_has_no_pairs_is_told() -> None:
     points, _ = clustered(6, 2, 4)
     with pytest.raises(UserError, match="no two images are of one class"):

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig
 from PIL import Image
 
 from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.errors import UserError
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.identities import AcrossCameras, OneImageGallery
 from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit
 from dml.evaluation.splits import Split
+from dml.runs.scores import write_scores
 from dml.training.build import build
 from tests.conftest import TINY
 
@@ -62,6 +65,9 @@ TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
         (Split(rows(), QUERY, None), "has no images as training"),
         (Split(TRAIN, rows(), None), "has no images as queries"),
         (Split(TRAIN, rows(12), None), "has a row as queries that is none of its 12 images"),
+        (Split(TRAIN, rows(4, 6), None), "has no image as queries with another one of its class to find"),
+        (Split(TRAIN, rows(4, 5), rows(10, 11)), "has no image as queries with another one of its class to find"),
+        (Split(rows(0, 1), QUERY, None, rows(2)), "has no image as validation with another one of its class to find"),
     ],
 )
 def test_what_no_split_may_be(split: Split, sentence: str) -> None:
@@ -87,6 +93,24 @@ def test_splits_as_they_should_be() -> None:
     RandomClassSplit(split=0).split(data).check(data)
     MLRC(fold=0, repeat=0, folds=2, repeats=1).split(data).check(data)
     Split(TRAIN, QUERY, np.concatenate([QUERY, GALLERY]), cameras=data.cameras).check(data)  # leaves it out
+
+
+def test_scores_of_absolute_and_relative_paths_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a list of images may have them; the names of queries are relative to what all have in common."""
+    monkeypatch.chdir(tmp_path)
+    data = records([f"{tmp_path}/far/{i}.png" if i % 2 else f"photos/{i}.png" for i in range(12)])
+    split, protocol = Split(TRAIN, QUERY, GALLERY), Conventional()
+    points = torch.nn.functional.normalize(torch.rand(8, 1, 4), dim=-1)
+    found = Embedded(points, torch.as_tensor(data.labels[4:]), torch.arange(4, 12))
+    write_scores(tmp_path, data, split, protocol, found, protocol.ranking(split, found))
+    assert np.load(tmp_path / "queries.npz")["paths"].tolist() == [
+        "photos/4.png",
+        "far/5.png",
+        "photos/6.png",
+        "far/7.png",
+    ]
 
 
 def test_a_run_of_a_wrong_protocol_does_not_start(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.identities import OneImageGallery
 from dml.evaluation.interval import intervals
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
@@ -54,8 +55,8 @@ def made(images: int, classes: int, learners: int = 2) -> Retrieved:
 def page(folder: Path, config: DictConfig, tested: Retrieved) -> tuple[Path, dict[str, Table]]:
     """`report.html` of what was tested."""
     scores = tested.protocol.score(tested.embedded, tested.split, "test", final=False)
-    assert tested.ranking is not None
-    scores |= {f"test/{name}": value for name, value in intervals(tested.ranking, tested.labels, 500).items()}
+    if tested.ranking is not None:
+        scores |= {f"test/{name}": value for name, value in intervals(tested.ranking, tested.labels, 500).items()}
     metrics = scores | {"untrained/recall@1": 0.9999, "best_on_test/step": 10, "best_on_test/recall@1": 0.5}
     metrics |= {"data/train/images": 9, "data/train/classes": 3, "data/test/images": 9, "data/test/classes": 3}
     metrics |= {"model/params": 1, "model/flops": 2, "run/steps": 10, "run/seconds": 1, "run/images_per_second": 3}
@@ -100,6 +101,21 @@ def test_a_query_without_another_image_of_its_class_does_not_count() -> None:
     sizes = {one.get_label(): len(one.get_offsets()) for one in drawn.axes[0].collections}
     assert sizes.pop("no query, or none with a positive") == 59
     assert sum(sizes.values()) == 2
+
+
+def test_classes_are_not_called_by_the_protocol_s_figure_where_it_draws_galleries(
+    tmp_path: Path, config: DictConfig
+) -> None:
+    whole = made(61, 5)
+    tested = dataclasses.replace(whole, protocol=OneImageGallery(ks=[1, 5]), ranking=None)
+    file, tables = page(tmp_path / "run", config, tested)
+    assert tables["classes"].columns[2] == "nearest of all others is right"
+    text = file.read_text()
+    assert "these shares are not the figures above" in text
+    assert "<th>queries</th><th>nearest of all others is right</th>" in text
+    file, tables = page(tmp_path / "other", config, whole)
+    assert tables["classes"].columns[2] == "Recall@1"
+    assert "not the figures above" not in file.read_text()
 
 
 def test_what_a_learner_adds() -> None:
