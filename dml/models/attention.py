@@ -100,7 +100,7 @@ def _walked(maps: Tensor, steps: int, locality: float | None) -> Tensor:
     squared.diagonal(dim1=1, dim2=2).zero_()
     weights = squared.where(squared > 1e-9 * size, 0).sqrt()  # smaller ones are rounding errors
     if locality is not None:
-        weights = weights * _nearness(*maps.shape[2:], locality, maps.device)
+        weights = weights * _nearness(maps.shape[2], maps.shape[3], locality, maps.device)
     leaving = weights.sum(2, keepdim=True)
     count = weights.shape[1]
     walk = torch.where(leaving > 0, weights / leaving, 1 / count)
