@@ -1,5 +1,6 @@
 """Several trainings at once: that they share the machine, end as they should, and that it is said in a line each."""
 
+import errno
 import os
 import signal
 import threading
@@ -8,10 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from dml.errors import INTERRUPTED, Interrupted
 from dml.experiment import main
 from dml.launch.at_once import Job, carry_out, seconds_left
+from dml.launch.sweep import free_place
 from dml.process import cores, duration, runs_at_once, share_of_the_machine
 from tests.conftest import TINY
 from tests.test_faults import eventually
@@ -105,6 +108,24 @@ def test_a_log_that_cannot_be_written_stops_all(tmp_path: Path) -> None:
     started = jobs[0].log.read_text().strip()  # nothing where it was stopped before
     assert not started or not Path(f"/proc/{started}").exists()
     assert time.monotonic() - start < 30
+
+
+def test_jobs_of_a_sweep_take_the_place_that_became_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with free_place(tmp_path, 3, 0) as first:
+        second = free_place(tmp_path, 3, 1)
+        assert (first, second.__enter__()) == (0, 1)
+    with free_place(tmp_path, 3, 2) as third:
+        assert third == 0  # not 2 % 2, which is held by the second where there are two
+        with free_place(tmp_path, 3, 3) as fourth:
+            assert fourth == 2
+    second.__exit__(None, None, None)
+
+    def without_locks(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(FileLock, "acquire", without_locks)
+    with free_place(tmp_path, 3, 5) as place:
+        assert place == 2
 
 
 def test_the_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

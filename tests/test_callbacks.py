@@ -91,7 +91,13 @@ def test_averages_know_that_there_are_prototypes(configure: Configure, monkeypat
     assert torch.equal(*states)
 
 
-def test_swa_is_the_mean_of_the_last_part(configure: Configure) -> None:
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_swa_is_the_mean_of_the_last_part(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: bool
+) -> None:
+    if as_on_a_gpu:  # there torch averages all tensors of a kind at once, and cannot for whole numbers
+        devices = "torch.optim.swa_utils._get_foreach_kernels_supported_devices"
+        monkeypatch.setattr(devices, lambda: ["cpu"])
     seen, saved = trained(configure(*SHORT, "callbacks=swa", "callbacks.swa.start=0.5", "callbacks.swa.every=2"))
     averaged = [seen[step] for step in (4, 6, 8)]  # from step 4 on, counted from 0
     for name, value in network(saved["state_dict"]).items():

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
+from dml.errors import UserError
 from dml.files import load_checkpoint
 from dml.models.backbones.trained import backbone_of
+from dml.process import SWEPT
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, read_metrics
 from dml.training.loggers import wandb_logger
@@ -93,6 +96,7 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     assert begun.run_group.startswith("ABE-glyphs-")
     assert begun.job_type == "seed 3"
     assert begun.host == ""
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
     assert set(begun.tags) == {"ABE", "glyphs", "Conventional"}
     config, history, summary = {}, [], {}
     for record in records:
@@ -154,6 +158,35 @@ def test_wandb_has_the_pictures_and_tables_of_the_page_and_keeps_artifacts(
     assert load_checkpoint(sent["model"]["last.ckpt"])["finished"]
     assert sent["test"]["queries.npz"].read_bytes() == (place / "queries.npz").read_bytes()
     assert json.loads(sent["test"]["reranked.table.json"].read_text())["columns"][1:3] == ["plain", "re-ranked"]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_run_that_broke_off_is_failed(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="became nan at step 2"):
+        run(configure(*TINY, "logger=wandb", "lr=1e30", "trainer.max_steps=9"), [])
+    records, _ = read_back(tmp_path / "run")
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [1]
+
+
+@pytest.mark.usefixtures("offline")
+def test_other_ranks_need_no_configuration_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one may not have written it yet."""
+    monkeypatch.setattr(rank_zero_only, "rank", 1, raising=False)
+    wandb_logger(str(tmp_path / "run"), "dml")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("offline")
+def test_tags_are_those_that_wandb_takes(
+    configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWEPT, "1")
+    sweep = tmp_path / ("n" * 70)
+    sweep.mkdir()
+    monkeypatch.chdir(sweep)
+    config = configure(*TINY, "runtime.train_classes=12", "runtime.embedding_dim=16")
+    RunFolder(Path("job")).open(config, [])
+    assert wandb_logger("job", "dml")._wandb_init["tags"] == ["Baseline", "glyphs", "Conventional", "n" * 64]
 
 
 @pytest.mark.usefixtures("offline")

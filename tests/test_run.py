@@ -232,6 +232,10 @@ def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: P
     assert "test/recall@1" in events.Tags()["scalars"]
     drawn = {path.stem for path in (tmp_path / "run" / "figures").glob("*.png")}
     assert {"curves", "gallery", "similarities", "map"} <= drawn == set(events.Tags()["images"])
+    assert "hp_metric" not in events.Tags()["scalars"]
+    final = json.loads((tmp_path / "run" / "metrics.json").read_text())["test/recall@1"]
+    assert [one.value for one in events.Scalars("test/recall@1") if one.step == 2] == [pytest.approx(final)] * 2
+    assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")
     tables = {name.removesuffix("/text_summary") for name in events.Tags()["tensors"]}
     assert {"report/result", "report/settings", "report/classes", "report/confusions"} <= tables
 

@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import torch
 
 from dml.errors import UserError
 
@@ -62,8 +63,11 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     # By default faiss warns of fewer than 39 points a centroid, and uses 256 of them at most. Test sets have 2 to 82.
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": len(points)}
     # faiss's seed is an int32.
-    options = {"niter": 20, "seed": seed % 2**31, "gpu": min(1, faiss.get_num_gpus())}
-    model = faiss.Kmeans(points.shape[1], clusters, **options, **limits)
+    model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed % 2**31, **limits)
+    if faiss.get_num_gpus():  # on this process's GPU; the option gpu=1 means all of them
+        device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        resources = faiss.StandardGpuResources()
+        model.index = faiss.index_cpu_to_gpu(resources, device, model.index)
     model.train(distinct.repeat(count, axis=0))
     assignment: np.ndarray = model.assign(distinct)[1][place]
     return assignment

@@ -162,6 +162,7 @@ def rank(
     return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
 
 
+@full_precision()
 def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
     """Ranks as `rank` does, but by scores that are given, such as those of a re-ranker.
 

@@ -8,12 +8,13 @@ import shlex
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
@@ -209,7 +210,8 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     log = folder.with_name(f"{folder.name}.log") if at_once else None
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
-        code = job(overrides, folder, log, is_over, _environment(config, hydra_config))
+        with _environment(config, hydra_config) as environment:
+            code = job(overrides, folder, log, is_over, environment)
     except Interrupted:
         if at_once:  # other jobs may still be writing their checkpoints
             return None
@@ -225,14 +227,51 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     return objective(config, json.loads((folder / "metrics.json").read_text()))
 
 
-def _environment(config: DictConfig, hydra_config: Any) -> dict[str, str] | None:
-    """Returns the environment of a job that shares the machine with others: with joblib's launcher, the only one that
+@contextmanager
+def _environment(config: DictConfig, hydra_config: Any) -> Iterator[dict[str, str] | None]:
+    """Gives the environment of a job that shares the machine with others: with joblib's launcher, the only one that
     says how many. None for other launchers."""
     number = hydra_config.launcher.get("n_jobs")
     if number is None:
-        return None
+        yield None
+        return
     at_once = number if number > 0 else max(1, cores() + 1 + number)  # as joblib counts them
-    return share_of_the_machine(hydra_config.job.num, at_once, several_devices=config.trainer.devices != 1)
+    with free_place(Path(hydra_config.sweep.dir), at_once, hydra_config.job.num) as place:
+        yield share_of_the_machine(place, at_once, several_devices=config.trainer.devices != 1)
+
+
+@contextmanager
+def free_place(folder: Path, at_once: int, number: int) -> Iterator[int]:
+    """Holds a place of `share_of_the_machine`, 0..at_once-1, that no other job of a sweep has.
+
+    Args:
+        folder: where the locks are; a place is free again when its process ends, however that ends.
+        at_once: how many jobs run at once.
+        number: of the job. It gives the place where a file system has no locks; else it would not do, since jobs end in
+            any order, and two of them would share a GPU.
+    """
+    with ExitStack() as held:
+        place: int | None = None
+        while place is None:
+            place = _taken(folder, at_once, number, held)
+            if place is None:
+                time.sleep(0.1)  # a job that has just ended may still hold its place
+        yield place
+
+
+def _taken(folder: Path, at_once: int, number: int, held: ExitStack) -> int | None:
+    """Locks the first free place and returns it; None if there is none."""
+    for place in range(at_once):
+        lock = FileLock(folder / f".place_{place}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        except (OSError, NotImplementedError):
+            return number % at_once
+        held.callback(lock.release)
+        return place
+    return None
 
 
 def mark_of(folder: Path) -> Path:

@@ -100,7 +100,13 @@ class Optimized(LightningModule):
         assert self.recipe is not None
         makes = self.recipe.optimizer
         said = getattr(makes, "keywords", {})  # options of a partial
-        scaled = self._trainer is not None and self._trainer.precision == "16-mixed"  # Lightning cannot clip fused ones
+        trainer = self._trainer
+        # A fused optimizer scales gradients back itself, after they are clipped and their norms are logged; Lightning
+        # refuses to clip them, in bfloat16 too.
+        scaled = trainer is not None and (
+            trainer.precision == "16-mixed"
+            or (trainer.precision == "bf16-mixed" and trainer.gradient_clip_val is not None)
+        )
         has = "fused" in inspect.signature(getattr(makes, "func", makes)).parameters
         wanted = self.device.type == "cuda" and has and not {"fused", "foreach"} & said.keys() and not scaled
         return {"fused": True} if wanted else {}

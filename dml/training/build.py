@@ -148,6 +148,7 @@ def _features(config: DictConfig, train: Transform) -> KeptFeatures:
         )
     said = {name: value for name, value in config.dataset.items() if name != "cache"}
     common = {"dataset": said, "image_size": config.image_size, "precision": config.trainer.precision}
+    common["matmul"] = config.trainer.matmul
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
 
     def settings(steps: DictConfig) -> str:

@@ -38,7 +38,7 @@ def compile_steps(method: Method, trainer: pl.Trainer) -> None:
             "backbone.batch_norm=running, or leave trainer.compile out."
         )
     torch._dynamo.reset()  # drops the graphs of other trainings in this process, since their number is limited
-    options: Options = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    options: Options = {"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}
     _try_out(device, options)
     method.compiled_learners = torch.compile(method.learners, fullgraph=True, dynamic=False, options=options)
 

@@ -55,7 +55,8 @@ def wandb_logger(folder: str, project: str, group: str | None = None, artifacts:
         of_agent = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
         write_atomically(id_file, of_agent or secrets.token_hex(4))
     mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
-    options = _names(Path(folder)) | ({"group": group} if group else {})
+    # Only the first process sends them; others need not find the configuration, which it may not have written yet.
+    options = _names(Path(folder)) | ({"group": group} if group else {}) if first else {}
 
     def logger(mode: str) -> WandbLogger:
         return WandbLogger(
@@ -100,11 +101,11 @@ def _names(folder: Path) -> dict[str, Any]:
     method, dataset, protocol = label(config)
     numbers = " ".join(f"{axis.name} {config.protocol[axis.name]}" for axis in axes_of(config.protocol))
     alike = hashlib.sha256(configuration(config).encode()).hexdigest()[:8]
-    sweep = [folder.parent.name[:64]] if SWEPT in os.environ else []
+    sweep = [folder.absolute().parent.name] if SWEPT in os.environ else []
     return {
         "group": f"{method}-{dataset}-{alike}",
         "job_type": numbers or f"seed {config.seed}",
-        "tags": [method, dataset, protocol, *sweep],
+        "tags": [tag[:64] for tag in (method, dataset, protocol, *sweep) if tag],
     }
 
 
@@ -132,9 +133,13 @@ def shareable(config: DictConfig) -> dict[str, Any]:
 
 
 @rank_zero_only
-def log_outcome(loggers: list[Logger], metrics: dict[str, float]) -> None:
-    """Logs the content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics."""
+def log_outcome(loggers: list[Logger], config: DictConfig, metrics: dict[str, float]) -> None:
+    """Logs the content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics. TensorBoard
+    gets the test's metrics beside the options, for its page of hyper-parameters."""
     for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            tested = {name: value for name, value in metrics.items() if re.fullmatch("test/[^/]+", name)}
+            logger.log_hyperparams(shareable(config), tested, step=int(metrics["run/steps"]))
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update(metrics)
             learners = [name.split("/")[1] for name in metrics if re.fullmatch(rf"learners/\d+/{HEADLINE}", name)]

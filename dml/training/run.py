@@ -101,10 +101,11 @@ def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Traine
 
 def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Trains from the last checkpoint on, with all loggers. Raises UserError if Lightning refuses an option."""
-    trainer.loggers = [FolderLogger(folder.path), *_asked_for(config)]
-    for logger in trainer.loggers:
-        logger.log_hyperparams(shareable(config))
+    code = 1
     try:
+        trainer.loggers = [FolderLogger(folder.path), *_asked_for(config)]
+        for logger in trainer.loggers:
+            logger.log_hyperparams(shareable(config))
         # The ranks that Lightning starts compose the configuration again: their own time would give another folder.
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode on purpose.
@@ -117,20 +118,21 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
                 stem = Stem.of(parts.method.normalize, parts.method.openings())
                 parts.data.store_features(stem, device, trainer.precision_plugin.val_step_context)
             trainer.fit(parts.method, datamodule=parts.data, ckpt_path=folder.checkpoint(), weights_only=True)
+        code = 0
     except MisconfigurationException as error:
         raise refused(error) from error
     finally:
-        _finish_loggers()
+        _finish_loggers(code)
 
 
 def _asked_for(config: DictConfig) -> list[Logger]:
     return [instantiate(one) for one in without(config.logger, LOGGER).values()]
 
 
-def _finish_loggers() -> None:
-    """Ends W&B's run; otherwise the next run of this process would continue it."""
+def _finish_loggers(code: int) -> None:
+    """Ends W&B's run, as failed unless the exit code is 0; otherwise the next run of this process would continue it."""
     if "wandb" in sys.modules:
-        sys.modules["wandb"].finish()
+        sys.modules["wandb"].finish(code)
 
 
 def _finished(folder: RunFolder) -> dict[str, float]:

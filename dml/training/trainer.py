@@ -38,6 +38,12 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
     options["benchmark"] = config.trainer.benchmark and not config.trainer.deterministic
+    clipped = str(config.trainer.precision).endswith("-mixed") and options.get("gradient_clip_val") is not None
+    if clipped and config.optimizer.get("fused"):
+        raise UserError(
+            f"optimizer.fused=true cannot be used with trainer.precision={config.trainer.precision} and "
+            "trainer.gradient_clip_val, since Lightning clips no gradients of fused optimizers: leave one of them out."
+        )
     torch.set_float32_matmul_precision(config.trainer.matmul)
     torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions follow the option too
     try:

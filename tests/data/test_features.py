@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from dml.configuration.composition import composed
 from dml.data.datamodule import DataModule
+from dml.data.features import KeptFeatures
 from dml.data.loading import Copies
 from dml.errors import UserError
 from dml.models.backbones.stem import Stem
@@ -158,6 +159,14 @@ def test_other_weights_are_other_features(configure: Configure, options: list[st
     shorter = stem_of(build(configure(*options, "backbone.train=last:1")))
     assert shorter.fingerprint() != first.fingerprint()
     assert stem_of(build(configure(*options, "backbone.train=none"))).fingerprint() == first.fingerprint()
+
+
+def test_another_precision_of_products_is_another_store(configure: Configure, options: list[str]) -> None:
+    def kept(matmul: str) -> KeptFeatures | None:
+        return build(configure(*options, "backbone.train=none", *STILL, f"trainer.matmul={matmul}")).data.features
+
+    found = [kept("highest"), kept("medium"), kept("highest")]
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.slow

@@ -131,6 +131,23 @@ def test_the_formula(name: str, apart: bool) -> None:
         np.testing.assert_allclose(found[other], expected[at.numpy()][other], atol=2e-5 * largest)
 
 
+def test_scores_are_computed_in_full_precision() -> None:
+    """Training may have allowed less."""
+    points_of_rows, found = torch.eye(6), []
+
+    def scores(rows: torch.Tensor) -> torch.Tensor:
+        found.append(torch.get_float32_matmul_precision())
+        return points_of_rows[rows] @ points_of_rows.T
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        rank_scores(scores, Layout.of(torch.arange(6) // 2, None))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert set(found) == {"highest"}
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_scores_are_ranked_as_embeddings_are(apart: bool) -> None:
     """Of the plain products the ranking is that of the evaluation."""

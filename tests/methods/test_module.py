@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from dml.errors import UserError
@@ -119,6 +121,36 @@ def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..
     with pytest.raises(UserError, match=r"^Bright needs brightness, .* available are index, norms\.$"):
         method.objective(Output(torch.rand(2, 1, 24)), batch)
     method.objective(Output(torch.rand(2, 1, 24), brightness=torch.rand(2)), batch)
+
+
+@pytest.mark.parametrize(
+    ("precision", "clip", "fused"),
+    [
+        ("32-true", 1.0, True),
+        ("bf16-true", 1.0, True),
+        ("bf16-mixed", None, True),
+        ("bf16-mixed", 1.0, False),
+        ("16-mixed", None, False),
+    ],
+)
+def test_what_lightning_clips_is_not_fused(
+    method_of: Callable[..., Method],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    clip: float | None,
+    fused: bool,
+) -> None:
+    method = method_of("method=baseline")
+    monkeypatch.setattr(Method, "device", torch.device("cuda"))
+    monkeypatch.setattr(method, "_trainer", SimpleNamespace(precision=precision, gradient_clip_val=clip))
+    assert method._fused() == ({"fused": True} if fused else {})
+
+
+def test_lightning_does_not_clip_what_is_fused() -> None:
+    """Once it does, the rule that is tested above has no reason any more."""
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], fused=True)
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        MixedPrecision("bf16-mixed", "cpu").clip_gradients(optimizer, 1.0)
 
 
 @pytest.mark.parametrize(

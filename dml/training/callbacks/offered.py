@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, WeightAveraging
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_swa_avg_fn
 
 from dml.configuration.ranges import BelowOne, Count
 from dml.methods.base import Method
@@ -23,7 +24,8 @@ class EqualAveraging(WeightAveraging):
     """
 
     def __init__(self, total_steps: Count, start: BelowOne = 0.75, every: Count = 1) -> None:
-        super().__init__()
+        # Without this torch averages all tensors of a GPU at once, which fails for the whole numbers of batch norm.
+        super().__init__(avg_fn=get_swa_avg_fn())
         self.first, self.every = int(start * total_steps), every  # counted from 0
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:

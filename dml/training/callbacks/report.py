@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -103,7 +104,7 @@ class Report(Callback):
             pictures, self.tables = write_report(self.folder.path, about, metrics, tested, log, plots)
             log_plots(trainer.loggers, pictures, self.course.last_step)
             log_tables(trainer.loggers, self.tables, self.course.last_step)
-        log_outcome(trainer.loggers, metrics)
+        log_outcome(trainer.loggers, OmegaConf.create(dict(self.course.config)), metrics)
         write_scores(self.folder.path, parts.records, parts.split, parts.protocol, embedded, ranking)
         self.folder.write_metrics(metrics)
 
