@@ -88,6 +88,7 @@ def test_all_collections(made: Path) -> None:
         assert summary[f"{key}/mean"] == pytest.approx(statistics.mean(values))
         assert summary[f"{key}/std"] == pytest.approx(statistics.stdev(values))
         assert summary[f"{key}/repeats/mean"] == pytest.approx(statistics.mean(repeats[key]))
+        assert summary[f"{key}/repeats/half_width"] == pytest.approx(half_width(repeats[key]))
     assert summary["concatenated/map@r/mean"] > summary["separated/map@r/mean"]
 
 

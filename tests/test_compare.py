@@ -98,6 +98,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert content["b"] - content["a"] == pytest.approx(content["classes"]["estimate"])
     assert content["a"] == pytest.approx(precision[5:].mean())
     assert content["classes"]["low"] > 0.05
+    apart = {
+        "classes": over_classes(precision[5:], better[5:], CLASSES[5:].astype(str), draws=500),
+        "images": over_images(precision[5:], better[5:], draws=500),
+    }
+    for over, expected in apart.items():
+        assert (content[over]["low"], content[over]["high"]) == pytest.approx((expected.low, expected.high))
+    assert apart["classes"].low != pytest.approx(apart["images"].low)
     assert content["classes"]["p"] == pytest.approx(2 / 501)
     assert sorted(path.name for path in out.iterdir()) == [
         "comparison.json",

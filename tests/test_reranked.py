@@ -7,11 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import DictConfig
+from torch.nn import functional as F
 
 from dml.analysis.comparison import over_classes
+from dml.analysis.reranked import reranked
 from dml.errors import UserError
+from dml.evaluation.evaluator import Embedded
+from dml.evaluation.layout import Layout
 from dml.evaluation.metric import declared
+from dml.evaluation.metrics import rank, rank_scores
+from dml.evaluation.protocol import Conventional
+from dml.evaluation.reranking import AlphaQE
+from dml.evaluation.splits import Split
 from dml.reporting.summary import write_summary
 from dml.runs.collecting import FinishedRun, Group
 from dml.runs.scores import read_queries
@@ -81,10 +90,25 @@ def test_the_gain_of_several_runs_has_their_deviation(tmp_path: Path) -> None:
 
 def test_the_interval_is_that_of_two_runs_compared() -> None:
     """Classes are drawn with all their queries, for both rankings the same ones."""
-    random = np.random.default_rng(0)
-    classes, a = random.integers(0, 9, 200), random.random(200)
-    same = over_classes(a, a + 0.25, classes, 200)
-    assert (same.low, same.high) == (pytest.approx(0.25), pytest.approx(0.25))
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(9).repeat_interleave(8)
+    points = torch.randn(9, 4, generator=random)[labels] + torch.randn(72, 4, generator=random)
+    embedded = Embedded(F.normalize(points, dim=-1)[:, None], labels, torch.arange(72))
+    split, protocol = Split(np.arange(0), np.arange(72), None), Conventional()
+    protocol.rerank = AlphaQE(n=3)
+    found = reranked(protocol, split, embedded)
+    flat = embedded.embeddings.flatten(1)
+    plain, again = rank(flat, labels), rank_scores(AlphaQE(n=3).scores(flat, None), Layout.of(labels, None))
+    for name, (a, b) in {
+        "recall@1": ((plain.best_rank == 1).astype(float), (again.best_rank == 1).astype(float)),
+        "map@r": (plain.values["map@r"], again.values["map@r"]),
+    }.items():
+        expected = over_classes(a, b, labels.numpy())
+        assert (a != b).any()
+        ends = [found[f"rerank_gain/{name}/{end}"] for end in ("low", "high")]
+        assert [found[f"rerank_gain/{name}"], *ends] == pytest.approx(
+            [expected.estimate, expected.low, expected.high], abs=1e-12
+        )
 
 
 def test_what_has_no_one_gallery_is_refused(configure: Configure) -> None:

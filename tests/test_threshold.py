@@ -1,7 +1,7 @@
 """A run's threshold: chosen on validation classes where there are some, and used by a search."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,8 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from dml.evaluation.calibration import Calibration
+from dml.evaluation.pairs import Pairs
 from dml.inference.embedding import embed_images
 from dml.methods.base import Method
 from tests.conftest import TINY
@@ -34,7 +36,7 @@ def run_of(configure: Configure, method_of: Callable[..., Method], tmp_path: Pat
     return run_of
 
 
-def brute(run: Path, classes: range, threshold: float, photos: Path) -> tuple[float, float]:
+def brute(run: Path, classes: Sequence[int], threshold: float, photos: Path) -> tuple[float, float]:
     files = sorted(photos.glob("*/*.png"))
     names = [f"class{c}" for c in classes]
     kept = [file for file in files if file.parent.name in names]
@@ -43,6 +45,12 @@ def brute(run: Path, classes: range, threshold: float, photos: Path) -> tuple[fl
     same = np.array([[a.parent == b.parent for b in kept] for a in kept])
     later = np.triu(np.ones_like(same), 1)
     return float(similar[later & ~same].mean()), float((~similar[later & same]).mean())
+
+
+def pairs_of(run: Path, classes: list[int], photos: Path) -> Pairs:
+    files = [file for c in classes for file in sorted((photos / f"class{c}").glob("*.png"))]
+    labels = np.array([classes.index(int(file.parent.name.removeprefix("class"))) for file in files])
+    return Pairs(embed_images(run, files, device="cpu"), labels)
 
 
 def classes_of(run: Path, part: str) -> list[str]:
@@ -67,11 +75,20 @@ def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, ca
     tested = [int(name.removeprefix("class")) for name in classes_of(run, "test")]
     assert len(tested) == 6
     photos = tmp_path / "photos"
-    fmr, fnmr = brute(run, tested, content["threshold"], photos)  # type: ignore[arg-type]
+    fmr, fnmr = brute(run, tested, content["threshold"], photos)
     assert (content["test"]["fmr"], content["test"]["fnmr"]) == pytest.approx((fmr, fnmr), abs=1e-9)
     chosen = [int(name.removeprefix("class")) for name in classes_of(run, part)]
-    on_part = brute(run, chosen, content["threshold"], photos)[0]  # type: ignore[arg-type]
+    on_part = brute(run, chosen, content["threshold"], photos)[0]
     assert 0 <= 0.05 - on_part < 0.03
+    fitted = Calibration.of(pairs_of(run, chosen, photos))
+    assert content["calibration"]["chosen_on"] == part
+    assert (content["calibration"]["slope"], content["calibration"]["offset"]) == pytest.approx(
+        (fitted.slope, fitted.offset), rel=1e-6
+    )
+    reliability = fitted.on(pairs_of(run, tested, photos))
+    assert (content["calibration"]["cllr"], content["calibration"]["error"]) == pytest.approx(
+        (reliability.cllr, reliability.error), rel=1e-6
+    )
     low, high = content["test"]["intervals"]["fmr"]
     assert low <= content["test"]["fmr"] <= high
     assert (run / "figures" / "threshold.png").stat().st_size > 10_000

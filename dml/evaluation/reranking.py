@@ -62,7 +62,8 @@ def _neighbours(queries: Tensor, gallery: Tensor | None, k: int) -> Tensor:
 
 class AlphaQE(Reranker):
     """Alpha-weighted query expansion (Radenović et al. 2018, section 3.2): q' ~ q + sum_i (q.x_i)^alpha x_i over the n
-    nearest items x_i. Neighbours with a similarity below 0 get no weight. Each query reads n D numbers.
+    nearest items x_i. Neighbours with a similarity below 0 get no weight, unless alpha is 0. Each query reads n D
+    numbers.
 
     Args:
         n: number of neighbours that are added to the query.

@@ -198,6 +198,9 @@ def test_a_period_goes_on_from_anywhere_and_ends_with_itself(rule: Callable[[], 
     sampler = clustered(rule())
     whole = drawn(sampler, 10)
     assert len(whole) == 10
+    longer = [clustered(rule(), period=40, whole_from=80) for _ in range(2)]
+    orders = [CLUSTERS[drawn(one, start)[:, 0]].tolist() for one, start in zip(longer, (0, 40), strict=True)]
+    assert orders[0] != orders[1]  # each period draws clusters in an order of its own
     for start in (11, 14, 19):
         np.testing.assert_array_equal(drawn(clustered(rule()), start), whole[start - 10 :])
     assert not np.array_equal(drawn(sampler, 0), whole)

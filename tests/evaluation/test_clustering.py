@@ -2,6 +2,7 @@ import itertools
 import math
 import sys
 
+import faiss
 import numpy as np
 import pytest
 
@@ -48,6 +49,21 @@ def test_the_same_partition_under_other_names_is_perfect():
 
 def test_single_points_agree():
     assert clustering_scores(np.arange(9), np.arange(9)[::-1]) == pytest.approx({"nmi": 1, "f1": 1})
+
+
+def test_all_points_are_clustered(monkeypatch):
+    """By default faiss takes 256 points a centroid, and more steps."""
+    given = {}
+
+    class Spied(faiss.Kmeans):
+        def __init__(self, d, k, **options):
+            given.update(options)
+            super().__init__(d, k, **options)
+
+    monkeypatch.setattr(faiss, "Kmeans", Spied)
+    kmeans(np.random.default_rng(0).standard_normal((700, 4)), 2, seed=7)
+    expected = {"niter": 20, "seed": 7, "min_points_per_centroid": 1, "max_points_per_centroid": 700}
+    assert given == expected
 
 
 def test_separated_classes_are_found_silently_and_alike(capfd):

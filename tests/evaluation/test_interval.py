@@ -31,6 +31,8 @@ def test_ends_are_around_the_figures_of_counted_queries() -> None:
     assert list(found) == ["recall@1/low", "recall@1/high", "map@r/low", "map@r/high"]
     assert found["recall@1/low"] < (ranking.best_rank[:60] == 1).mean() < found["recall@1/high"]
     assert found["map@r/low"] < ranking.values["map@r"][:60].mean() < found["map@r/high"]
+    _, *ends, _ = over_classes(ranking.values["map@r"][:60], labels[:60].numpy(), draws=500)
+    assert [found["map@r/low"], found["map@r/high"]] == pytest.approx(ends, abs=1e-12)
     without = Ranking(ranking.best_rank[:60], {"map@r": ranking.values["map@r"][:60]}, ranking.positives[:60])
     assert intervals(without, labels[:60].numpy(), draws=500) == found
 

@@ -131,7 +131,22 @@ def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
     probability = found.probability(same)
     inside = (probability >= 0.9).mean() / ((probability >= 0.9).mean() + (found.probability(different) >= 0.9).mean())
     assert reliability.observed[-1] == pytest.approx(inside, abs=2e-3)
-    assert reliability.error < 0.1
+    bands = np.arange(10) / 10
+    of_band = [(one, two) for one, two in ((_in_band(same, found, at), _in_band(different, found, at)) for at in bands)]
+    apart = 0.0
+    for ours, others in of_band:
+        weight = (len(ours) / len(same) + len(others) / len(different)) / 2
+        if weight:
+            mean = (ours.sum() / len(same) + others.sum() / len(different)) / 2 / weight
+            apart += weight * abs(mean - len(ours) / len(same) / 2 / weight)
+    assert reliability.error == pytest.approx(apart, abs=2e-3)
+    assert apart > 0.005
+
+
+def _in_band(similarities: np.ndarray, found: Calibration, at: float) -> np.ndarray:
+    """The predicted probabilities that lie in a tenth."""
+    predicted = found.probability(similarities)
+    return predicted[(predicted >= at) & ((predicted < at + 0.1) | (at > 0.85))]
 
 
 def test_an_embedding_that_has_collapsed_matches_nothing() -> None:

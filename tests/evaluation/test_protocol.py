@@ -55,7 +55,7 @@ SIZES = {  # documented: validation classes of each fold
 @pytest.mark.parametrize(("classes", "arithmetic"), SIZES)
 def test_folds(classes: int, arithmetic: str) -> None:
     """Disjoint; with linspace every class is validated once, with the reality check's cut the last ones never are."""
-    data = records(classes, images=1)
+    data = records(classes, images=2)
     whole, validated = set(data.train_rows.tolist()), []
     for fold in range(4):
         split = MLRC(fold=fold, repeat=0, arithmetic=arithmetic).split(data)

@@ -17,6 +17,7 @@ from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.identities import AcrossCameras, OneImageGallery
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
+from dml.evaluation.splits import Split
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -179,6 +180,17 @@ def test_the_protocol_hands_the_cameras_of_the_rows_over() -> None:
     assert (ranking.best_rank[found] == 1).mean() == direct["recall@1"]
     assert ranking.values["map"][found].mean() == pytest.approx(direct["map"])
     assert records.subset(np.array([0, 2, 4])).cameras.tolist() == [9, 0, 1]
+
+
+def test_draws_and_seed_are_the_protocol_s() -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(8).repeat_interleave(4)
+    points = F.normalize(torch.randn(8, 4, generator=random)[labels] + torch.randn(32, 4, generator=random), dim=-1)
+    embedded = Embedded(points[:, None], labels, torch.arange(32))
+    split = Split(np.arange(0), np.arange(32), None)
+    found = OneImageGallery(ks=[1, 5], draws=3, seed=5).retrieval(split, embedded, None)(points, None)
+    assert found == one_image_gallery(points, labels, ks=[1, 5], draws=3, seed=5)
+    assert found != one_image_gallery(points, labels, ks=[1, 5], draws=10, seed=0)
 
 
 def test_data_without_cameras_or_gallery_is_told() -> None:

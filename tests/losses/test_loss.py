@@ -1,5 +1,8 @@
 """The call form: float32 under mixed precision, parameters that are trained, a memory that survives."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
@@ -7,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dml.errors import UserError
-from dml.losses import Loss
+from dml.losses import Loss, functional, pairwise, ranking
 
 
 def unit(n: int, d: int = 8, seed: int = 0) -> torch.Tensor:
@@ -24,6 +27,41 @@ class Recorder(nn.Module):
     def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.dtypes = embeddings.dtype, (embeddings @ embeddings.T).dtype
         return embeddings.sum()
+
+
+OF_FUNCTIONS: list[tuple[type[nn.Module], Callable[..., torch.Tensor], dict[str, Any]]] = [
+    (pairwise.SquaredContrastive, functional.contrastive, {"margin": 1.7}),
+    (pairwise.CosineContrastive, functional.cosine_contrastive, {"margin": 0.2}),
+    (pairwise.BinomialDeviance, functional.binomial_deviance, {"alpha": 3.0, "beta": 0.2, "gamma": 7.0}),
+    (pairwise.Instance, functional.instance, {"gamma": 5.0}),
+    (
+        pairwise.RankedList,
+        functional.ranked_list,
+        {"alpha": 1.1, "margin": 0.3, "temperatures": (2.0, 5.0), "imbalance": 0.3},
+    ),
+    (ranking.SmoothAP, ranking.smooth_ap, {"temperature": 0.2}),
+    (ranking.RecallAtK, ranking.recall_at_k, {"ks": (1, 3), "temperature": 0.2, "temperature_k": 0.7}),
+]
+
+
+@pytest.mark.parametrize(("module", "function", "options"), OF_FUNCTIONS)
+def test_options_reach_the_function(
+    module: type[nn.Module], function: Callable[..., torch.Tensor], options: dict[str, Any]
+) -> None:
+    """Each by its name, and each matters."""
+    embeddings, labels = unit(12), torch.arange(4).repeat_interleave(3)
+    expected = function(embeddings, labels, **options)
+    torch.testing.assert_close(module(**options)(embeddings, labels), expected)
+    for name in options:
+        others = {key: value for key, value in options.items() if key != name}
+        assert not torch.allclose(function(embeddings, labels, **others), expected, rtol=1e-4), name
+
+
+def test_options_reach_multi_similarity() -> None:
+    embeddings, labels = unit(12), torch.arange(4).repeat_interleave(3)
+    positive, negative = functional.all_pairs(labels)
+    expected = functional.multi_similarity(embeddings, positive, negative, 3.0, 11.0, 0.2)
+    torch.testing.assert_close(pairwise.MultiSimilarity(alpha=3.0, beta=11.0, base=0.2)(embeddings, labels), expected)
 
 
 def test_runs_in_float32_under_autocast() -> None:

@@ -317,6 +317,14 @@ def test_running_assignments_take_what_training_saw_last(
     assert 0 == seen[0] < 30 < seen[1] <= seen[2] < 72
 
 
+def test_clusters_last_for_t_epochs(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    plain = DCES._regroup
+    monkeypatch.setattr(DCES, "_regroup", lambda self, step: [steps.append(step), plain(self, step)][1])
+    fit(configure(*SMALL, "method.T=2"))  # epochs of 4 steps, all images from step 12 on
+    assert steps == [0, 8]
+
+
 def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """K-means numbers the same clusters differently each time."""
     halves = np.arange(72) // 36

@@ -17,7 +17,7 @@ from dml.losses import functional
 from dml.methods.base import Method
 from dml.methods.deml import Adversary
 from dml.methods.output import Output
-from dml.models.attention import crop_and_zoom
+from dml.models.attention import crop_and_zoom, object_attention
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training.rebuild import load_method
@@ -95,6 +95,38 @@ def test_one_scale_of_one_learner_without_channel_attention_is_the_baseline(meth
         sorted(float(p.grad.double().norm()) for p in m.parameters() if p.grad is not None) for m in (one, other)
     )
     assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_activation_decay_is_that_of_outputs_before_they_are_normalised(method_of: MethodOf) -> None:
+    """Normalised ones have a constant length, and so no gradient."""
+    method = deml(method_of, "method.adversary=none", "method.activation_decay=0.3", "method.unit_rows=0.7")
+    method.log = lambda *_, **__: None
+    batch = {"image": torch.rand(8, 3, 32, 32), "label": torch.arange(8) // 2, "index": torch.arange(8)}
+    method.training_step(batch, 0)
+    outputs = method.train().learners(method.normalized(batch["image"])).raw
+    weights = [head.projection.weight for scale in method.scales for head in scale.heads]
+    expected = 0.3 / 2 * outputs.square().sum(-1).mean()
+    expected = expected + 0.7 * sum(((w @ w.T - torch.eye(len(w))) ** 2).trace() for w in weights)
+    assert method.terms["train/activation"].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("locality", [None, 0.15])
+def test_the_proposal_is_the_mean_over_layers_and_learners(method_of: MethodOf, locality: float | None) -> None:
+    option = [] if locality is None else [f"method.locality={locality}"]
+    method = deml(method_of, "method.I=2", "method.J=3", *option).eval()
+    for cam in method.scales[0].cams:  # so that learners differ
+        torch.nn.init.normal_(cam.W2.weight)
+    seen = method.normalize(torch.rand(2, 3, 32, 32))
+    scale = method.scales[0]
+    maps, below = scale.F.tapped(seen, scale.layers)
+    above = [scale.G.tapped(cam(maps), scale.layers)[1] for cam in scale.cams]
+    layers = [*below.values(), *(torch.stack([one[name] for one in above]).mean(0) for name in above[0])]
+    assert len(layers) == 2
+    walked = [object_attention(layer, locality=locality)[:, None] for layer in layers]
+    resized = [F.interpolate(one, (32, 32), mode="bilinear", align_corners=False)[:, 0] for one in walked]
+    found = method.walk(seen)[1][0].proposal
+    torch.testing.assert_close(found, (resized[0] + resized[1]) / 2, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(resized[0], resized[1], rtol=1e-2)
 
 
 def test_the_game_has_no_term_without_an_opponent(method_of: MethodOf) -> None:

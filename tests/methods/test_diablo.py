@@ -113,6 +113,14 @@ def test_the_architecture_a_branch_at_a_time(method_of: MethodOf, selection: str
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
+def test_alpha_is_the_hardness(method_of: MethodOf) -> None:
+    method = diablo(method_of, "method.N=3", "method.alpha=2.5").eval()
+    features = method.F(torch.rand(2, 3, 32, 32))
+    expected = select(method.phi(features), method.dictionary.entries, 2.5)
+    torch.testing.assert_close(method.weights(features), expected)
+    assert not torch.allclose(expected, select(method.phi(features), method.dictionary.entries, 10.0), rtol=1e-2)
+
+
 @pytest.mark.parametrize(("selection", "attention"), KINDS)
 def test_one_entry_is_the_baseline(method_of: MethodOf, selection: str, attention: str) -> None:
     """A softmax over one entry is 1 everywhere."""

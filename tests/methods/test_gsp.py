@@ -177,6 +177,34 @@ def test_the_optimizer_moves_prototypes(
 # The method.
 
 
+def test_options_reach_the_pooling_and_the_zero_shot_loss(method_of: Callable[..., Method]) -> None:
+    options = ["head.m=5", "head.mu=0.4", "head.eps=2", "head.solver=fixed_point", "head.iterations=1"]
+    options += ["method.ridge=0.3", "method.logit_scale=9.5", "method.class_init=fan_out"]
+    torch.manual_seed(0)
+    method = method_of("method=gsp", *options).eval()
+    assert isinstance(method, GSP)
+    assert method.zero_shot is not None
+    assert (method.zero_shot.ridge, method.zero_shot.logit_scale) == (0.3, 9.5)
+    classes = len(method.zero_shot.embeddings)
+    assert method.zero_shot.embeddings.std().item() == pytest.approx((2 / classes) ** 0.5, rel=0.2)
+    pooling, maps = method.head.pooling, torch.randn(2, 24, 4, 4)
+    weights, plan = pooling.transport(maps)
+    cells = maps.flatten(2).mT
+    cells = cells / cells.norm(dim=-1, keepdim=True).clamp(min=1)
+    costs = torch.cdist(pooling.prototypes / pooling.prototypes.norm(dim=-1, keepdim=True).clamp(min=1), cells)
+    rho, expected = transport_plan(costs, 0.4, 2.0, "fixed_point", 1)
+    torch.testing.assert_close(plan, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights, (1 - 16 * rho) / 0.4, rtol=1e-4, atol=1e-6)
+    exact = transport_plan(costs, 0.4, 2.0)[1]
+    assert not torch.allclose(plan, exact, rtol=1e-3, atol=1e-6)  # one round is not enough: the options are seen
+
+
+def test_prototypes_start_in_directions_of_their_own() -> None:
+    prototypes = GeneralizedSumPool(24, m=16).prototypes.detach()
+    torch.testing.assert_close(prototypes.norm(dim=-1), torch.ones(16))
+    assert (prototypes @ prototypes.T - torch.eye(16)).abs().max() < 0.9
+
+
 def test_the_objective_is_the_mixture(method_of: Callable[..., Method]) -> None:
     method = method_of("method=gsp", "head.m=6", "method.lambda_zs=0.3", "loss=contrastive")
     assert isinstance(method, GSP)

@@ -51,6 +51,39 @@ def test_groups_have_their_own_rates(method_of: MethodOf) -> None:
     assert groups[2]["weight_decay"] == 0
 
 
+# What starts from random values, and learns at head_lr_factor times the backbone's rate. In DeML these are the learners
+# alone, "10 times learning rate for the learners" (section 4): its CAMs and adversary learn as the backbone does.
+FRESH = {
+    "abe": ("masks.A.", "head."),
+    "baseline": ("head.",),
+    "dces": ("head.",),
+    "deml": tuple(f"scales.{i}.heads." for i in range(2)),
+    "diablo": ("dictionary.", "heads."),
+    "gsp": ("head.", "zero_shot."),
+    "mheads": ("heads.",),
+    "mheads_att": ("masks.A.", "heads."),
+    "mtails": ("head.",),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_learns_at_the_rate_of_the_head(method_of: MethodOf, name: str) -> None:
+    method = method_of(f"method={name}", "method.head_lr_factor=7", "lr=0.5")
+    names = {id(parameter): said for said, parameter in method.named_parameters()}
+    groups = {group["name"]: group for group in method.optimizer_alone().param_groups}
+    assert (groups["backbone"]["lr"], groups["head"]["lr"]) == (0.5, 3.5)
+    found = {names[id(parameter)] for parameter in groups["head"]["params"]}
+    assert found == {said for said in names.values() if said.startswith(FRESH[name])}
+
+
+def test_the_adversary_is_not_counted_as_part_of_the_network(method_of: MethodOf) -> None:
+    """It is not used to embed."""
+    with_it, without = (
+        complexity(method_of("method=deml", f"method.adversary={kind}"), 32) for kind in ("grl", "none")
+    )
+    assert with_it == without
+
+
 def test_loss_parameters_move(method_of: MethodOf) -> None:
     method = method_of("method=baseline", "loss=margin")
     beta = method.losses[0].loss.beta

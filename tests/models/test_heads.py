@@ -54,6 +54,15 @@ def test_generalised_mean_learns_p(features: torch.Tensor) -> None:
     assert torch.isfinite(features.grad).all()
 
 
+def test_the_layer_starts_at_glorot_s_scale() -> None:
+    """Uniform up to sqrt(6 / (fan_in + fan_out)), and without a bias (ABE section 4)."""
+    layer = Head(torch.nn.AdaptiveAvgPool2d(1), in_channels=200, dim=40).projection
+    bound = (6 / 240) ** 0.5
+    assert 0.98 * bound < layer.weight.abs().max() <= bound
+    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.03)
+    assert not layer.bias.any()
+
+
 def test_head_shapes() -> None:
     head = Head(torch.nn.AdaptiveAvgPool2d(1), in_channels=5, dim=7)
     assert head.dim == 7
