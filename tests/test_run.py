@@ -152,7 +152,13 @@ def test_names_that_are_not_utf8_have_a_report(configure: Configure, tmp_path: P
     photographs(tmp_path / "photos", each=6)
     for place in (*(tmp_path / "photos").glob("*/*.png"), *(tmp_path / "photos").iterdir()):
         place.rename(os.fsdecode(os.fsencode(place) + b"\xfc" + os.fsencode(place.suffix)))
-    folder = ["dataset=folder", f"dataset.root={tmp_path / 'photos'}", "transform=unchanged", "sampler.batch_size=8"]
+    folder = [
+        "dataset=folder",
+        "backbone=small",
+        f"dataset.root={tmp_path / 'photos'}",
+        "transform=unchanged",
+        "sampler.batch_size=8",
+    ]
     options = [*(one for one in TINY if not one.startswith("dataset")), *folder, "report=true", "trainer.max_steps=2"]
     assert run(configure(*options), options)["data/test/images"] == 12
     assert "class2\\udcfc" in (Path(configure(*options).paths.output_dir) / "report.html").read_text()

@@ -17,7 +17,17 @@ from omegaconf import OmegaConf
 
 from dml.configuration.composition import CONF, composed
 from dml.errors import INTERRUPTED, MISTAKE, UserError
-from dml.launch.sweep import HELD, NAME_BYTES, Sweep, _held, is_over, job_name, job_of_a_sweep, remembered
+from dml.launch.sweep import (
+    HELD,
+    NAME_BYTES,
+    Sweep,
+    _held,
+    free_place,
+    is_over,
+    job_name,
+    job_of_a_sweep,
+    remembered,
+)
 from dml.process import SWEPT
 from dml.runs.log import read_metrics
 from dml.training.build import build_method
@@ -233,7 +243,8 @@ def test_jobs_at_once_share_the_machine(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     given: list[dict[str, str] | None] = []
     monkeypatch.setattr("dml.launch.job.job", lambda *all_given: given.append(all_given[-1]) or 2)
-    job_of_a_sweep(OmegaConf.create({"trainer": {"devices": devices}}), ["seed=1"])
+    with free_place(of_a_sweep, 4, 3), free_place(of_a_sweep, 4, 4):  # of two jobs that run
+        job_of_a_sweep(OmegaConf.create({"trainer": {"devices": devices}}), ["seed=1"])
     (env,) = given
     names = ("DML_AT_ONCE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
     assert (env and tuple(env[name] for name in names)) == expected
