@@ -141,3 +141,20 @@ def on_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         return of_ranks(world_size, function, *arguments, folder=tmp_path / "ranks")
 
     return on_ranks
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`refuse(ending)`: folders whose paths end so cannot be listed. Permissions do not bind root, so the system's
+    answer is made."""
+    scandir = os.scandir
+
+    def refuse(ending: str) -> None:
+        def refusing(path: str) -> Any:
+            if str(path).endswith(ending):
+                raise PermissionError(13, "Permission denied", str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refusing)
+
+    return refuse

@@ -114,10 +114,10 @@ def test_jobs_of_a_sweep_take_the_place_that_became_free(tmp_path: Path, monkeyp
     with free_place(tmp_path, 3, 0) as first:
         second = free_place(tmp_path, 3, 1)
         assert (first, second.__enter__()) == (0, 1)
-    with free_place(tmp_path, 3, 2) as third:
-        assert third == 0  # not 2 % 2, which is held by the second where there are two
-        with free_place(tmp_path, 3, 3) as fourth:
-            assert fourth == 2
+    with free_place(tmp_path, 3, 4) as third:
+        assert third == 2  # not 4 % 3, which the second holds
+        with free_place(tmp_path, 3, 5) as fourth:
+            assert fourth == 0
     second.__exit__(None, None, None)
 
     def without_locks(*_: object, **__: object) -> None:

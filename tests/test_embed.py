@@ -1,12 +1,10 @@
 """Vectors of any images by a trained run."""
 
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -172,17 +170,9 @@ def test_files_that_hold_no_vectors(tmp_path: Path) -> None:
         read_vectors(path)
 
 
-def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Permissions do not bind root, so the system's answer is made."""
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, refuse: Callable[[str], None]) -> None:
     photographs(tmp_path / "photos", classes=2, each=1)
-    scandir = os.scandir
-
-    def refusing(path: str) -> Any:
-        if str(path).endswith("class1"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
+    refuse("class1")
     with pytest.raises(UserError, match=r"the folder .*class1 cannot be read \(Permission denied\)"):
         image_files([tmp_path / "photos"])
 

@@ -243,7 +243,7 @@ def test_jobs_at_once_share_the_machine(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     given: list[dict[str, str] | None] = []
     monkeypatch.setattr("dml.launch.job.job", lambda *all_given: given.append(all_given[-1]) or 2)
-    with free_place(of_a_sweep, 4, 3), free_place(of_a_sweep, 4, 4):  # of two jobs that run
+    with free_place(of_a_sweep, 4, 1):  # of a job that runs
         job_of_a_sweep(OmegaConf.create({"trainer": {"devices": devices}}), ["seed=1"])
     (env,) = given
     names = ("DML_AT_ONCE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")

@@ -240,9 +240,9 @@ class Clusters(Sampler):
     """Draws a cluster uniformly, then a batch inside it (DCES, section 3.3); from step `whole_from` on, of all images.
 
     Inside each cluster another sampler's rule draws a stream of batches, which continues whenever the cluster is drawn
-    again. An image that is the only one of its class in its cluster has no positive, and rests until the next
-    clustering, as in the released code; a cluster that is left with fewer than two classes has no negatives and is
-    never drawn. With one cluster of all images the batches are those of the other sampler.
+    again. An image whose positives are all in other clusters rests until the next clustering, as in the released code;
+    a cluster that is left with fewer than two classes has no negatives and is never drawn. With one cluster of all
+    images the batches are those of the other sampler.
 
     Args:
         sampler: the other sampler, whose rule is used.
@@ -261,18 +261,17 @@ class Clusters(Sampler):
         Raises:
             UserError: no cluster has two classes of two images, or the rule does not work inside clusters.
         """
-        members = [np.flatnonzero(learner == k) for k in range(int(learner.max()) + 1)]
-        if len(members) > 1:
-            members = [self._with_a_positive(images) for images in members]
-        drawn = [images for images in members if len(np.unique(self.labels[images])) > 1]
+        _, of_class, sizes = np.unique(self.labels, return_inverse=True, return_counts=True)
+        drawn = []
+        for k in range(int(learner.max()) + 1):
+            images = np.flatnonzero(learner == k)
+            classes = of_class[images]
+            images = images[(np.bincount(classes, minlength=len(sizes))[classes] > 1) | (sizes[classes] == 1)]
+            if len(np.unique(self.labels[images])) > 1:
+                drawn.append(images)
         if not drawn:
             raise UserError("No cluster holds two images of each of two classes: lower method.K.")
         self.clusters = [(images, self.rule.within(images)) for images in drawn]
-
-    def _with_a_positive(self, images: np.ndarray) -> np.ndarray:
-        """Returns those of a cluster's images that share their class with another one of it."""
-        _, of_class, counts = np.unique(self.labels[images], return_inverse=True, return_counts=True)
-        return images[counts[of_class] > 1]
 
     def batches(self, start: int) -> Iterator[np.ndarray]:
         if start >= self.whole_from:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -244,34 +245,25 @@ def _environment(config: DictConfig, hydra_config: Any) -> Iterator[dict[str, st
 def free_place(folder: Path, at_once: int, number: int) -> Iterator[int]:
     """Holds a place of `share_of_the_machine`, 0..at_once-1, that no other job of a sweep has.
 
+    The number of the job alone would not do: jobs end in any order, and two of them would share a GPU.
+
     Args:
         folder: where the locks are; a place is free again when its process ends, however that ends.
         at_once: how many jobs run at once.
-        number: of the job. It gives the place where a file system has no locks; else it would not do, since jobs end in
-            any order, and two of them would share a GPU.
+        number: of the job. Its own place is asked for first, and is what it gets where a file system has no locks.
     """
     with ExitStack() as held:
-        place: int | None = None
-        while place is None:
-            place = _taken(folder, at_once, number, held)
-            if place is None:
-                time.sleep(0.1)  # a job that has just ended may still hold its place
-        yield place
-
-
-def _taken(folder: Path, at_once: int, number: int, held: ExitStack) -> int | None:
-    """Locks the first free place and returns it; None if there is none."""
-    for place in range(at_once):
-        lock = FileLock(folder / f".place_{place}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        except (OSError, NotImplementedError):
-            return number % at_once
-        held.callback(lock.release)
-        return place
-    return None
+        for place in cycle((number + i) % at_once for i in range(at_once)):
+            try:
+                # Not dml.files.alone, which would import torch here.
+                held.enter_context(FileLock(folder / f".place_{place}.lock").acquire(timeout=0))
+            except Timeout:  # a job that has just ended may still hold its place
+                time.sleep(0.1)
+                continue
+            except (OSError, NotImplementedError):
+                pass
+            yield place
+            return
 
 
 def mark_of(folder: Path) -> Path:

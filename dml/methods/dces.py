@@ -54,7 +54,7 @@ class DCES(Method):
     step.
 
     A cluster of a single class has no negatives: it is not drawn, and its images rest until the next clustering. So do
-    images that are alone of their class in their cluster, which have no positive.
+    images whose positives are all in other clusters.
 
     The released code differs from the paper. These options do what it does: it clusters normalised features
     (`space=features`); trains the full embedding from epoch 80 of 200 on clustered batches and from 190 on all images

@@ -104,8 +104,7 @@ class Optimized(LightningModule):
         # A fused optimizer scales gradients back itself, after they are clipped and their norms are logged; Lightning
         # refuses to clip them, in bfloat16 too.
         scaled = trainer is not None and (
-            trainer.precision == "16-mixed"
-            or (trainer.precision == "bf16-mixed" and trainer.gradient_clip_val is not None)
+            trainer.precision == "16-mixed" or (trainer.precision == "bf16-mixed" and bool(trainer.gradient_clip_val))
         )
         has = "fused" in inspect.signature(getattr(makes, "func", makes)).parameters
         wanted = self.device.type == "cuda" and has and not {"fused", "foreach"} & said.keys() and not scaled

@@ -147,8 +147,8 @@ def _features(config: DictConfig, train: Transform) -> KeptFeatures:
             "transform.copies=null."
         )
     said = {name: value for name, value in config.dataset.items() if name != "cache"}
-    common = {"dataset": said, "image_size": config.image_size, "precision": config.trainer.precision}
-    common["matmul"] = config.trainer.matmul
+    precision = {"precision": config.trainer.precision, "matmul": config.trainer.matmul}
+    common = {"dataset": said, "image_size": config.image_size} | precision
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
 
     def settings(steps: DictConfig) -> str:

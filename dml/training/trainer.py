@@ -38,7 +38,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
     options["benchmark"] = config.trainer.benchmark and not config.trainer.deterministic
-    clipped = str(config.trainer.precision).endswith("-mixed") and options.get("gradient_clip_val") is not None
+    clipped = str(config.trainer.precision).endswith("-mixed") and options.get("gradient_clip_val")
     if clipped and config.optimizer.get("fused"):
         raise UserError(
             f"optimizer.fused=true cannot be used with trainer.precision={config.trainer.precision} and "

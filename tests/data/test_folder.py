@@ -1,6 +1,5 @@
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,18 +68,10 @@ def test_every_folder_with_images_is_a_class(tmp_path: Path) -> None:
         folder(str(tmp_path / "Nut"), depth="leaf")
 
 
-def test_a_closed_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read every folder, so that the system's refusal is played."""
+def test_a_closed_folder_is_told(tmp_path: Path, refuse: Callable[[str], None]) -> None:
     for name in "abcd":
         picture(tmp_path / name / "1.jpg")
-    plain = os.scandir
-
-    def refused(path: str) -> Any:
-        if str(path).endswith("/c"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return plain(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
+    refuse("/c")
     with pytest.raises(UserError, match=r"the folder .*/c cannot be read \(Permission denied\)"):
         folder(str(tmp_path), depth="leaf")
 

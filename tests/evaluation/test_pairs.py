@@ -131,10 +131,9 @@ def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
     probability = found.probability(same)
     inside = (probability >= 0.9).mean() / ((probability >= 0.9).mean() + (found.probability(different) >= 0.9).mean())
     assert reliability.observed[-1] == pytest.approx(inside, abs=2e-3)
-    bands = np.arange(10) / 10
-    of_band = [(one, two) for one, two in ((_in_band(same, found, at), _in_band(different, found, at)) for at in bands)]
     apart = 0.0
-    for ours, others in of_band:
+    for at in np.arange(10) / 10:
+        ours, others = _in_band(same, found, at), _in_band(different, found, at)
         weight = (len(ours) / len(same) + len(others) / len(different)) / 2
         if weight:
             mean = (ours.sum() / len(same) + others.sum() / len(different)) / 2 / weight
