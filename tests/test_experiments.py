@@ -23,7 +23,7 @@ from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement
-from dml.papers.page import markdown, settings, write_page
+from dml.papers.page import differences, markdown, section, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
 from dml.papers.trainings import commands, finished, folder_of
@@ -186,9 +186,12 @@ def test_sizes_of_abe_are_the_printed_ones() -> None:
 
 
 def test_the_readme_has_the_recorded_comparison() -> None:
-    conventional = markdown(read_experiment("comparison/cars196")).split("\n\n")[1]
-    assert conventional.startswith("|")
-    assert conventional in (FOLDER.parent / "README.md").read_text()
+    tables = markdown(read_experiment("comparison/cars196")).split("\n\n")
+    readme = (FOLDER.parent / "README.md").read_text()
+    for title in ("conventional:", "MAP@R less baseline:"):
+        table = tables[tables.index(title) + 1].rstrip("\n")
+        assert table.startswith("|")
+        assert table in readme
 
 
 @pytest.fixture
@@ -367,6 +370,36 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
     assert below.get_xlabel().startswith("less theirs")
     (bar,) = below.containers
     assert bar.lines[0].get_xdata() == [25]  # type: ignore[attr-defined]
+
+
+def test_differences_of_several_parts_stand_beside_one_another(little: Experiment, tmp_path: Path) -> None:
+    def difference(row: str, part: str, changes: list[str], d: float) -> Compared:
+        return Compared(row, part, changes, "map@r", "theirs", d, d - 0.1, d + 0.1, 0.5, [1, 1])
+
+    mine = little.rows["mine"]
+    own = replace(
+        little,
+        compared_with="theirs",
+        rows={name: replace(mine, name=name) for name in ("first", "mine", "once")} | {"theirs": little.rows["theirs"]},
+        parts={"glyphs": little.parts["glyphs"], "birds": little.parts["glyphs"]},
+        compared=[
+            difference("mine", "glyphs", [], 0.25),
+            difference("once", "glyphs", [], 0.5),
+            difference("mine", "birds", ["lr=1"], -0.5),
+            difference("first", "birds", ["lr=1"], 0.125),
+            difference("first", "glyphs", [], 0.0),
+        ],
+    )
+    (found,) = differences(own)
+    assert (found.title, found.settings) == ("MAP@R", ["glyphs", "birds lr=1"])
+    estimates = {row: [one and one.estimate for one in cells] for row, cells in found.rows.items()}
+    assert estimates == {"first": [0.0, 0.125], "mine": [0.25, -0.5], "once": [0.5, None]}
+    table = markdown(own).partition("MAP@R less theirs:\n\n")[2]
+    assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["first", "mine"]  # each has two parts
+    assert "| +0.00 (-10.00 to +10.00)  | +12.50 (+2.50 to +22.50)  |" in table
+    page = section(own, tmp_path)
+    assert "+50.00 (+40.00 to +60.00)" in page
+    assert "MAP@R less theirs" in page
 
 
 def test_a_curve_is_drawn_from_the_record(little: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

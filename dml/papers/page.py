@@ -10,11 +10,11 @@ from tabulate import tabulate
 
 from dml.configuration.composition import composed
 from dml.errors import UserError, no_room
-from dml.evaluation.metric import declared
+from dml.evaluation.metric import declared, metric
 from dml.files import write_atomically
 from dml.papers.drawing import drawing
 from dml.papers.experiment import Experiment
-from dml.papers.measured import Measurement, Tuned
+from dml.papers.measured import Compared, Measurement, Tuned
 from dml.papers.verdicts import interval, verdicts
 from dml.reporting.page import render
 
@@ -80,11 +80,11 @@ def _setting(experiment: Experiment, changes: list[str]) -> Setting:
     return Setting(changes, rows)
 
 
-def _cell(published: float | None, metric: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
-    own = [one for one in measured if one.part == part and metric in one.metrics]
+def _cell(published: float | None, column: str, scale: float, part: str, measured: Sequence[Measurement]) -> Cell:
+    own = [one for one in measured if one.part == part and column in one.metrics]
     # The spread over seeds, unless runs give it themselves: over learners, folds of MLRC, or random splits.
-    spread = metric.endswith("/std") and not own
-    name = metric.removesuffix("/std") if spread else metric
+    spread = column.endswith("/std") and not own
+    name = column.removesuffix("/std") if spread else column
     mine = [one for one in measured if one.part == part and name in one.metrics]
     # Sizes are recorded without a seed. Trainings have them too, so where there are any, only these count.
     values = [scale * one.metrics[name] for one in ([m for m in mine if m.seed is not None] or mine)]
@@ -96,30 +96,65 @@ def _cell(published: float | None, metric: str, scale: float, part: str, measure
     return Cell(published, statistics.fmean(values) if values else None, std, len(values), better)
 
 
+@dataclass(frozen=True)
+class Differences:
+    """By how much one metric of the rows is above that of the row that all are compared with.
+
+    Attributes:
+        title: of the metric.
+        settings: names of the parts, with the changes to the paper's setting, in which any row was compared.
+        rows: by row, the comparison in each of the settings; None: not compared there.
+    """
+
+    title: str
+    settings: list[str]
+    rows: dict[str, list[Compared | None]]
+
+
+def differences(experiment: Experiment) -> list[Differences]:
+    """Returns, for each metric that was compared, the differences of all rows, all parts beside one another."""
+    found: dict[str, dict[tuple[str, str], Compared]] = {}
+    for one in experiment.compared:
+        found.setdefault(one.metric, {})[one.row, " ".join([one.part, *one.changes])] = one
+    tables = []
+    for name, by_place in found.items():
+        compared, places = (list(dict.fromkeys(names)) for names in zip(*by_place, strict=True))
+        table = {row: [by_place.get((row, one)) for one in places] for row in experiment.rows if row in compared}
+        tables.append(Differences(metric(name).title, places, table))
+    return tables
+
+
 def markdown(experiment: Experiment) -> str:
     """Returns what was measured as Markdown, one table for each setting and part.
 
     A table has mean ± standard deviation over n seeds, and the difference in points from the row that all are compared
-    with. Sentences below the tables say whether the papers' patterns show.
+    with. Further tables have these differences for rows that were compared in several parts, the parts beside one
+    another. Sentences below the tables say whether the papers' patterns show.
     """
     tables = []
     for setting in settings(experiment):
         for part in experiment.parts:
             shown = [title for title, (_, any_of) in columns(experiment, setting, part).items() if any_of]
-            rows = {name: cells[part] for name, cells in setting.rows.items()}
-            rows = {name: of for name, of in rows.items() if any(of[title].mean is not None for title in shown)}
+            rows = {row: cells[part] for row, cells in setting.rows.items()}
+            rows = {row: of for row, of in rows.items() if any(of[title].mean is not None for title in shown)}
             compared = [one for one in experiment.compared if one.part == part and one.changes == setting.changes]
-            metrics = list(dict.fromkeys(one.metric for one in compared))
+            names = list(dict.fromkeys(one.metric for one in compared))
             table = []
-            for name, of in rows.items():
-                line = {"": name} | {title: measured(of[title]) for title in shown}
-                for metric in metrics:
-                    found = [one for one in compared if (one.row, one.metric) == (name, metric)]
-                    line[f"{metric} less {experiment.compared_with}"] = interval(found[0]) if found else ""
+            for row, of in rows.items():
+                line = {"": row} | {title: measured(of[title]) for title in shown}
+                for name in names:
+                    found = [one for one in compared if (one.row, one.metric) == (row, name)]
+                    line[f"{metric(name).title} less {experiment.compared_with}"] = interval(found[0]) if found else ""
                 table.append(line | {"n": str(max(of[title].n for title in shown))})
             if table:
                 text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
                 tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
+    for less in differences(experiment):
+        several = {row: cells for row, cells in less.rows.items() if sum(one is not None for one in cells) > 1}
+        if several:
+            lines = [[row, *("" if one is None else interval(one) for one in cells)] for row, cells in several.items()]
+            text = tabulate(lines, headers=["", *less.settings], tablefmt="github", disable_numparse=True)
+            tables.append(f"{less.title} less {experiment.compared_with}:\n\n{text}\n")
     if said := verdicts(experiment):
         tables.append("".join(f"- {sentence}\n" for sentence in said))
     if experiment.tuned:
@@ -141,8 +176,8 @@ def criterion(experiment: Experiment) -> str | None:
     """Returns the metric that judges the trials of an experiment's searches; None: it has none."""
     if experiment.tuning is None:
         return None
-    metric: str = composed(*experiment.overrides, *experiment.tuning.overrides).protocol.criterion
-    return metric
+    name: str = composed(*experiment.overrides, *experiment.tuning.overrides).protocol.criterion
+    return name
 
 
 def measured(cell: Cell) -> str:
@@ -222,7 +257,7 @@ def _content(one: Experiment, out: Path) -> dict[str, Any]:
         "settings": settings(one),
         "drawing": drawing(one, out),
         "sources": sources([*one.tuned, *one.measured]),
-        "compared": one.compared,
+        "differences": differences(one),
         "criterion": criterion(one) if one.tuned else None,
         "verdicts": verdicts(one),
         "trained": sum(row.overrides is not None or row.command is not None for row in one.rows.values()),
@@ -231,4 +266,4 @@ def _content(one: Experiment, out: Path) -> dict[str, Any]:
 
 
 # The functions with which the templates write numbers.
-_WRITTEN = {"number": number, "printed": printed, "columns": columns, "places": places}
+_WRITTEN = {"number": number, "printed": printed, "interval": interval, "columns": columns, "places": places}
