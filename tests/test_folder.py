@@ -76,8 +76,10 @@ def test_the_checkpoint_says_what_run_it_is(configure: Configure) -> None:
     folder.config_file.write_text(folder.config_file.read_text().replace("lr: 0.25", "lr: 0.5"))
     folder.check(configure(*SHORT, "lr=0.25"))
     assert folder.finished(configure(*SHORT, "lr=0.25"))
-    with pytest.raises(UserError, match=r"lr was 0.25, is 0.5"):
+    with pytest.raises(UserError, match=r"lr was 0.25, is 0.5\): repeat its options to resume it, or"):
         folder.check(configure(*SHORT, "lr=0.5"))
+    with pytest.raises(UserError, match=r"method.newer was not there, is 1\): .* by the version of dml that began it"):
+        folder.check(configure(*SHORT, "lr=0.25", "+method.newer=1"))
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "model.safetensors"])

@@ -130,13 +130,16 @@ class RunFolder:
                     )
                 self._check_end(*lengths)
                 return
+        if not names:
+            return
         different = [f"{n} was {before.get(n, 'not there')}, is {now.get(n, 'not there')}" for n in names]
-        if different:
-            raise UserError(
-                f"{self.path} holds a run with another configuration ({'; '.join(different[:5])}"
-                f"{' and more' if len(different) > 5 else ''}): repeat its options to resume it, or name another "
-                f"folder {ELSEWHERE}."
-            )
+        remedy = "repeat its options to resume it"
+        if not any(name in before and name in now for name in names):  # no value differs, but some options are missing
+            remedy += ", by the version of dml that began it (provenance.json has its commit)"
+        raise UserError(
+            f"{self.path} holds a run with another configuration ({'; '.join(different[:5])}"
+            f"{' and more' if len(different) > 5 else ''}): {remedy}, or name another folder {ELSEWHERE}."
+        )
 
     def _check_end(self, before: int, now: int) -> None:
         """Raises UserError if `protocol.patience` ended the run, since a longer training would end there too."""
