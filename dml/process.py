@@ -88,8 +88,8 @@ def keep_freed_memory() -> None:
 
     glibc takes every block above 32 MiB from the system and returns it when it is freed. The system then clears the
     same pages for every step's activations: up to a third of the CPU time of MobileNetV2 at 96 pixels in batches of 64,
-    where the peak of memory is up to 9 % higher with this function (experiments/bench/freed_memory.py). It does nothing with another C library, or if the environment
-    has settings of glibc's malloc.
+    where the peak of memory is up to 9 % higher with this function (experiments/bench/freed_memory.py). It does nothing
+    with another C library, or if the environment has settings of glibc's malloc.
     """
     tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in OF_MALLOC)
     if platform.libc_ver()[0] == "glibc" and not tuned:

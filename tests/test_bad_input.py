@@ -124,7 +124,17 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
             ["trainer.precision=bf16-mixed", "+trainer.gradient_clip_val=1", "+optimizer.fused=true"],
             r"optimizer\.fused=true cannot be used with trainer\.precision=bf16-mixed and trainer\.gradient_clip_val",
         ),
-        (["trainer.accelerator=abacus"], "abacus"),
+        (["trainer.accelerator=mps"], r"trainer\.accelerator=mps .* 'cpu'"),
+        (["trainer.strategy=ddp_spawn"], r"trainer\.strategy=ddp_spawn .* 'ddp'"),
+        (
+            ["trainer.precision=transformer-engine"],
+            "Lightning refuses the options under 'trainer': .*transformer_engine",
+        ),
+        (["optimizer._target_=torch.optim.SparseAdam", "~optimizer.weight_decay"], "takes sparse gradients only"),
+        (
+            ["method=deml", "method.I=1", "method.channel_attention=false", "backbone.train=none"],
+            "leave method.adversary=grl nothing to keep apart",
+        ),
     ],
 )
 def test_one_sentence_and_nothing_written(

@@ -1,10 +1,12 @@
 """A run, or what was exported of it, as an object: the same bits either way."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig
 from PIL import Image
 
 import dml
@@ -12,7 +14,9 @@ from dml.errors import UserError
 from dml.inference.embedding import Trained, embed_images
 from dml.inference.export import export
 from dml.inference.search import search
-from tests.runs import photographs
+from dml.methods.base import Method
+from dml.models.products import products
+from tests.runs import photographs, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,6 +53,32 @@ def test_an_opened_picture_is_that_of_its_file(run: Path, tmp_path: Path, kind: 
     assert torch.equal(embedder.transform(Image.open(file)), embedder.transform(file))
     with pytest.raises(UserError, match=r"\(a picture\) cannot be read \(its pixels are signed"):
         embedder.embed([Image.new("F", (20, 20))])
+
+
+@pytest.mark.parametrize("word", ["highest", "high", "medium"])
+def test_products_are_rounded_as_in_the_run(
+    configure: Callable[..., DictConfig],
+    method_of: Callable[..., Method],
+    tmp_path: Path,
+    word: str,
+) -> None:
+    """And as before afterwards, in a program with settings of its own."""
+
+    def settings() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    options, seen = ("method=baseline", f"trainer.matmul={word}"), []
+    untrained_run(configure, tmp_path / "run", method_of(*options), *options)
+    export(tmp_path / "run", tmp_path / "exported", ("torch",))
+    for place in (tmp_path / "run", tmp_path / "exported"):
+        trained = Trained.of(place)
+        trained.method.backbone.register_forward_pre_hook(lambda *_: seen.append(settings()))
+        for other in ("highest", "high"):
+            with products(other):
+                before = settings()
+                trained.embed(torch.rand(2, 3, 32, 32))
+                assert settings() == before
+    assert seen == [(word, word != "highest")] * 4
 
 
 def test_commands_take_what_was_exported(run: Path, tmp_path: Path) -> None:

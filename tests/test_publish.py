@@ -24,9 +24,10 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.reidentification import rank_across_cameras
 from dml.evaluation.rounding import rank_bounds
 from dml.hub import folder_of, front_matter, parted, upload
-from dml.inference.embedding import embed_images
+from dml.inference.embedding import Trained, embed_images
 from dml.inference.publish import _without_places, publish
 from dml.inference.verify import command, junk, verify
+from dml.models.products import products
 from dml.reporting.summary import write_summary
 from dml.training.run import run as train
 from tests.conftest import TINY
@@ -253,6 +254,23 @@ def test_altered_with_its_manifest(run: Path, published: Path) -> None:
     said = differences(published)
     assert "was altered" not in said
     assert "another rank than recorded" in said
+
+
+@pytest.mark.parametrize("word", ["highest", "high"])
+def test_a_run_whose_products_were_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """On a device that rounds them in another way, cosines are off by a thousandth."""
+
+    def rounded(trained: Trained, images: torch.Tensor) -> torch.Tensor:
+        learners = embed(trained, images)
+        return torch.nn.functional.normalize(learners + 1e-3 * torch.randn(learners.shape, generator=draw), dim=-1)
+
+    places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    with products("highest"):  # what training sets would stay
+        train(composed(*places, *TINY, f"trainer.matmul={word}", "trainer.max_steps=1"), [])
+    embed, draw = Trained.embed, torch.Generator().manual_seed(0)
+    monkeypatch.setattr(Trained, "embed", rounded)
+    found = verify(tmp_path / "run", device="cpu").differences
+    assert any("another rank than recorded" in one for one in found) == (word == "highest")
 
 
 def test_ranks_that_rounding_explains() -> None:

@@ -51,7 +51,8 @@ COMMON: dict[str, Any] = {
 
 # Our own options, and those of pl.Trainer that change neither when a run ends nor what our callbacks rely on.
 TRAINER: dict[str, Any] = {
-    "accelerator": str,
+    "accelerator": Literal["auto", "cpu", "gpu"],
+    "strategy": Literal["auto", "ddp"],
     "devices": Annotated[int, Field(ge=-1, le=4096)]
     | Annotated[str, Field(pattern=r"^(auto|\d+(,\d+)*)$")]
     | list[WholeNumber],
@@ -67,7 +68,7 @@ TRAINER: dict[str, Any] = {
     "matmul": Literal["highest", "high", "medium"],
     "compile": bool,
     "micro_batch": Size | None,
-    **dict.fromkeys(("strategy", "precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
+    **dict.fromkeys(("precision", "benchmark", "sync_batchnorm"), None),  # as Lightning annotates them
     **dict.fromkeys(("detect_anomaly", "enable_progress_bar"), None),
 }
 

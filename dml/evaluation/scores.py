@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dml.models.products import products
+
 # Rows of every matrix product. BLAS picks its kernel, and so the order of its sums, by the shape: with one shape
 # for all products a score depends neither on the block size nor on how many queries are left for the last block.
 # 128 rows of 60,502 float32 scores (31 MB) stay in a last-level cache and leave the product at full speed.
@@ -223,10 +225,5 @@ def room(device: torch.device, of_query: int) -> int:
 def full_precision() -> Iterator[None]:
     """Computes float32 products in full float32 meanwhile, without gradients. Training may have allowed TF32 or
     bfloat16."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with products("highest"), torch.no_grad():
+        yield

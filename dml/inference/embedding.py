@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
+from dml.configuration.options import TRAINER
 from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
 from dml.data.transforms import Transform
@@ -27,6 +28,7 @@ from dml.errors import UserError
 from dml.files import NETWORK
 from dml.inference.vectors import UNIT, Embedded, writable, write_vectors
 from dml.methods.base import Method
+from dml.models.products import products
 from dml.process import cores
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading, require
@@ -74,6 +76,7 @@ class Trained:
             for name, weights in found.method.named_parameters():
                 require(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
             check_value("image_size", found.config.image_size, Pixels)
+            check_value("trainer.matmul", found.config.trainer.matmul, TRAINER["matmul"])
         return cls(path, found.step, found.config, found.method.to(place), found.transform)
 
     @property
@@ -84,8 +87,11 @@ class Trained:
 
     @torch.inference_mode()
     def embed(self, images: Tensor) -> Tensor:
-        """Embeds images `[B,3,H,W]`: returns learners `[B,L,d]` float32 on the CPU, each of unit norm."""
-        return self.method.embed(images.to(self.method.device)).float().cpu()
+        """Embeds images `[B,3,H,W]`: returns learners `[B,L,d]` float32 on the CPU, each of unit norm.
+
+        A GPU rounds products as in the run (`trainer.matmul`)."""
+        with products(self.config.trainer.matmul):
+            return self.method.embed(images.to(self.method.device)).float().cpu()
 
     def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
         """Embeds B images `[3,H,W]`: returns learners `[B,L,d]` float32, each of unit norm."""

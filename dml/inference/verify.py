@@ -15,7 +15,7 @@ from dml.errors import Unfaithful, UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import ENDS
 from dml.evaluation.rounding import rank_bounds
-from dml.files import NETWORK, load_checkpoint, read_tensors
+from dml.files import NETWORK, read_tensors
 from dml.hub import folder_of, front_matter, licence_of
 from dml.inference.embedding import Trained
 from dml.inference.publish import CARD, MANIFEST, digest_of, digests_of, result
@@ -24,8 +24,9 @@ from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require
 from dml.runs.scores import QUERIES, Queries, read_queries
 
-# How far a cosine may be off on another processor or with another library: of float32 runs, and of half precision.
-COSINE, HALF = 1e-5, 1e-2
+# How far a cosine may be off on another processor or with another library: of float32 runs, and of runs that round to
+# half precision or TF32.
+COSINE, ROUNDED = 1e-5, 1e-2
 
 FIGURE = 2e-3  # how far a figure may be off because of rounding; with few queries, the share of two of them if larger
 
@@ -184,7 +185,8 @@ def _again(
         torch.as_tensor(tested.records.labels[rows], device=device),
         torch.as_tensor(rows, device=device),
     )
-    half = "16" in str(load_checkpoint(trained.checkpoint)["config"]["trainer"].get("precision", ""))
+    arithmetic = trained.config.trainer
+    allowed = ROUNDED if "16" in str(arithmetic.precision) or arithmetic.matmul != "highest" else COSINE
     differences, moved = [], 0
     if queries is not None:
         query = embedded.take(split.query)
@@ -196,7 +198,7 @@ def _again(
         low, high = rank_bounds(
             _unit(query),
             query.labels,
-            HALF if half else COSINE,
+            allowed,
             gallery=None if gallery is None else _unit(gallery),
             gallery_labels=None if gallery is None else gallery.labels,
             left_out=None if split.cameras is None or gallery is None else junk(split.cameras, query, gallery),
@@ -221,10 +223,12 @@ def _again(
             f"{len(wrong_figures)} of {len(compared)} figures are not what the weights give: {_some(wrong_figures)} "
             f"({name} is {scores[name]:.6g}, recorded {metrics[name]:.6g})"
         )
-    return differences, _summary(moved, queries, max(compared.values(), default=0.0), len(compared), str(device), half)
+    return differences, _summary(
+        moved, queries, max(compared.values(), default=0.0), len(compared), str(device), allowed
+    )
 
 
-def _summary(moved: int, queries: Queries | None, apart: float, count: int, device: str, half: bool) -> str:
+def _summary(moved: int, queries: Queries | None, apart: float, count: int, device: str, allowed: float) -> str:
     if queries is None:
         ranks = "The protocol has no single ranking; "
     elif not moved:
@@ -232,7 +236,7 @@ def _summary(moved: int, queries: Queries | None, apart: float, count: int, devi
     else:
         ranks = (
             f"Of {len(queries.best_rank):,} queries {moved:,} have another rank, which cosines that are off by "
-            f"{HALF if half else COSINE:g} explain: another processor or batch rounds in another way; "
+            f"{allowed:g} explain: another processor or batch rounds in another way; "
         )
     return f"{ranks}{count} figures were compared, the largest difference is {apart:.2g} (on {device})."
 

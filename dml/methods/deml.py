@@ -156,8 +156,8 @@ class DeML(Method):
         options: see `Method`.
 
     Raises:
-        UserError: the width leaves a learner no dimension, the adversary's layer is too narrow, or the backbone has no
-            such stage.
+        UserError: the width leaves a learner no dimension, the adversary's layer is too narrow, or nothing of what it
+            trains learns; or the backbone has no such stage.
     """
 
     counted_by = ("I", "J")
@@ -188,6 +188,11 @@ class DeML(Method):
                 f"head.dim={dim} leaves no dimension for each of {I * J} learners: make it {I * J} or more."
             )
         played = adversary == "grl" and J > 1
+        if played and not channel_attention and not any(one.requires_grad for one in backbone.parameters()):
+            raise UserError(
+                "backbone.train=none method.channel_attention=false leave method.adversary=grl nothing to keep apart: "
+                "change one of the three."
+            )
         width = 2 * d if adversary_width is None else adversary_width
         if played:
             check_value("method.adversary_width", width, Annotated[int, Field(ge=d, le=65536)])

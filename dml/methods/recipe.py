@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
 
 from dml.distributed import of_first
@@ -47,6 +47,8 @@ class Recipe:
                 f"optimizer._target_ makes a {type(optimizer).__name__}, which is no optimizer of torch: choose a "
                 "class of torch.optim."
             )
+        if isinstance(optimizer, SparseAdam):
+            raise UserError("optimizer._target_=torch.optim.SparseAdam takes sparse gradients only: choose another.")
         return optimizer
 
     def schedule_of(self, optimizer: Optimizer, steps_per_epoch: int) -> "Schedule":

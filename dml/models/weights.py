@@ -78,7 +78,8 @@ def load_weights(
 
     Args:
         module: changed in place.
-        weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`.
+        weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`,
+            there into a folder of its own.
             A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which only the backbone's
             part is used. Its keys are the published ones or the module's own (`stages.`...). A folder is a snapshot of
             the hub, or a folder of the hub's cache that has snapshots; `hf://owner/name[@revision]` is fetched.
@@ -98,7 +99,8 @@ def load_weights(
     path = find_weights(weights, published=published, weights_dir=weights_dir)
     if path is None:
         return None
-    source = Source(path.name, _checked(path), _licence(path, published))
+    is_users = not (weights == "imagenet" or "://" in weights)
+    source = Source(path.name, _checked(path, is_users), _licence(path, published))
     _fit(module, _read(path), path, names or {}, ignore, convert)
     return source
 
@@ -115,8 +117,8 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
         return _imagenet(published, folder)
     if weights.startswith(SCHEME):
         return _in_folder(folder_of(weights, (*IN_FOLDER, "config.json", "README.md")))
-    if "://" in weights:
-        return _download(weights, folder)
+    if "://" in weights:  # in a folder of its own, since many sources use the same file names
+        return _download(weights, folder / hashlib.sha256(weights.encode()).hexdigest()[:8])
     path = Path(weights).expanduser()
     if path.is_dir():
         return _in_folder(path)
@@ -166,7 +168,13 @@ def _of_package(name: str | None) -> Path | None:
 
 
 def _download(url: str, folder: Path) -> Path:
-    path = folder / Path(urlparse(url).path).name
+    try:
+        name = Path(urlparse(url).path).name
+    except ValueError as error:
+        raise UserError(f"backbone.weights={url} is no URL ({error}).") from None
+    if not name:
+        raise UserError(f"backbone.weights={url} names no file: give the URL of one.")
+    path = folder / name
     if path.is_file():
         return path
     try:
@@ -192,12 +200,15 @@ def _hash_prefix(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _checked(path: Path) -> str:
-    """Returns the file's SHA-256. Raises UserError if its name, or its blob's in the hub's cache, says another."""
+def _checked(path: Path, is_users: bool) -> str:
+    """Returns the file's SHA-256. Raises UserError if the name of its blob in the hub's cache says another.
+
+    So may the file's own name, but not that of a user's file: there, digits may be anything, such as a step.
+    """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     blob = path.resolve().name
-    said = _hash_prefix(path) or (blob if re.fullmatch("[a-f0-9]{64}", blob) else "")
+    said = (None if is_users else _hash_prefix(path)) or (blob if re.fullmatch("[a-f0-9]{64}", blob) else "")
     if not digest.startswith(said):
         raise UserError(f"{path} is damaged (its SHA-256 begins with {digest[:8]}): delete it and fetch it again.")
     return digest

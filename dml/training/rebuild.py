@@ -34,6 +34,8 @@ KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
     TEST: (torch.nn.Module, ("torchvision.transforms.v2.",)),
 }
 
+ARITHMETIC = ("precision", "matmul")  # options of the trainer
+
 FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # set at any depth, since the checkpoint has the weights
 
 
@@ -73,7 +75,8 @@ def rebuild(path: Path) -> Rebuilt:
     if not isinstance(transform, dict):
         raise UserError(f"{path} does not describe the transform of test images: it is not loaded.")
     rest = {name: _checked(said.get(name), name, path) for name in ("image_size", "runtime")}
-    config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "loss": {}})
+    arithmetic = {name: _checked(_part(said, "trainer", name), f"trainer.{name}", path) for name in ARITHMETIC}
+    config = OmegaConf.create({**parts, **rest, "transform": {"test": transform}, "trainer": arithmetic, "loss": {}})
     try:
         method = build_method(config, loss=lambda dim: Loss(torch.nn.Identity()))
         network = {name: value for name, value in checkpoint["state_dict"].items() if not name.startswith("losses.")}

@@ -26,6 +26,7 @@ from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
+from dml.models.products import set_products
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.compiling import compile_steps
@@ -37,6 +38,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     """Makes the trainer of a run. Raises UserError for options that Lightning or dml refuses."""
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
+    options["accelerator"] = _accelerator(config.trainer.accelerator)
     options["benchmark"] = config.trainer.benchmark and not config.trainer.deterministic
     clipped = str(config.trainer.precision).endswith("-mixed") and options.get("gradient_clip_val")
     if clipped and config.optimizer.get("fused"):
@@ -44,8 +46,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
             f"optimizer.fused=true cannot be used with trainer.precision={config.trainer.precision} and "
             "trainer.gradient_clip_val, since Lightning clips no gradients of fused optimizers: leave one of them out."
         )
-    torch.set_float32_matmul_precision(config.trainer.matmul)
-    torch.backends.cudnn.allow_tf32 = config.trainer.matmul != "highest"  # convolutions follow the option too
+    set_products(config.trainer.matmul)
     try:
         trainer = pl.Trainer(
             **options,
@@ -58,7 +59,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
             enable_checkpointing=False,
             enable_model_summary=False,
         )
-    except (MisconfigurationException, ValueError, TypeError, RuntimeError) as error:
+    except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
     trainer.limit_val_batches = 0  # our callbacks evaluate; overfit_batches would change this
     if config.trainer.micro_batch is not None:
@@ -131,6 +132,12 @@ def _without_statistics(method: Method) -> str:
     freeze = "freeze its statistics with backbone.batch_norm=running"
     other = "choose another head, as this one has batch norm of its own"
     return f"{freeze}, and {other}" if len(places) > 1 else freeze if True in places else other
+
+
+def _accelerator(name: str) -> str:
+    """Returns Lightning's name. Its own `auto` and `gpu` may be an Apple GPU, on which float64 is missing."""
+    on_gpu = name == "gpu" or (name == "auto" and torch.cuda.is_available())
+    return "cuda" if on_gpu else "cpu"
 
 
 def _as_started(strategy: str) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from dml.models.backbones.trained import backbone_of
 MethodOf = Callable[..., Method]
 
 
-def made_of(name: str, batch_norm: str = "running") -> Backbone:
+def made_of(name: str, *options: str) -> Backbone:
     torch.manual_seed(0)
     return backbone_of(
-        composed(f"backbone={name}", "backbone.weights=none", f"backbone.batch_norm={batch_norm}").backbone
+        composed(f"backbone={name}", "backbone.weights=none", "backbone.batch_norm=running", *options).backbone
     )
 
 
@@ -42,6 +42,18 @@ def test_a_smaller_input_gives_what_the_whole_gave(name: str) -> None:
     assert not torch.allclose(behind(images), before, rtol=1e-3)
 
 
+@pytest.mark.parametrize("learned", ["none", "last:1", "last:2"])
+def test_fixed_stages_before_those_that_learn(learned: str) -> None:
+    """What a fixed stage has made of a smaller input, no later batch norm of batches takes out."""
+    backbone = made_of("resnet18", "backbone.batch_norm=batch", f"backbone.train={learned}")
+    _, behind = backbone.split("layer2_1")
+    images = given(behind)
+    behind.eval()
+    before = behind(images)
+    enlarge_input(behind, 2)
+    torch.testing.assert_close(behind(images / 2), before, rtol=1e-3, atol=1e-3 * float(before.detach().abs().max()))
+
+
 def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixture) -> None:
     backbone = made_of("resnet20")
     _, behind = backbone.split("layer1_0")
@@ -53,7 +65,7 @@ def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixtur
 
 
 def test_batch_norm_of_batches_takes_it_out_by_itself() -> None:
-    backbone = made_of("small", batch_norm="batch")
+    backbone = made_of("small", "backbone.batch_norm=batch")
     _, behind = backbone.split(backbone.branch)
     before = {name: value.clone() for name, value in behind.state_dict().items()}
     enlarge_input(behind, 2)

@@ -95,7 +95,26 @@ def test_imagenet_under_another_file_name(published: Path) -> None:
 def test_url(published: Path, server: str, tmp_path: Path) -> None:
     module = net()
     load_weights(module, f"{server}/{published.name}", published=None, weights_dir=str(tmp_path / "new"))
-    assert_loaded(module, tmp_path / "new" / published.name)
+    (downloaded,) = (tmp_path / "new").rglob(published.name)
+    assert_loaded(module, downloaded)
+
+
+def test_two_urls_may_end_alike(published: Path, server: str, tmp_path: Path) -> None:
+    others = {}
+    for name in ("a", "b"):
+        (published.parent / name).mkdir()
+        others[name] = published.parent / name / "model.pth"
+        torch.save(net().state_dict(), others[name])
+    for name in ("a", "b", "a"):
+        module = net()
+        load_weights(module, f"{server}/{name}/model.pth", published=None, weights_dir=str(tmp_path / "new"))
+        assert_loaded(module, others[name])
+
+
+@pytest.mark.parametrize(("url", "said"), [("http://127.0.0.1/", "names no file"), ("http://[a/b.pth", "is no URL")])
+def test_a_url_of_no_file(tmp_path: Path, url: str, said: str) -> None:
+    fails(said, url, None, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_torch_hubs_folder_by_default(published: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,9 +234,21 @@ def test_the_licence_is_that_of_the_published_file(published: Path, tmp_path: Pa
 
 
 def test_a_day_in_a_name_is_no_hash(published: Path) -> None:
-    dated = published.rename(published.with_name("net-20260131.pth"))
-    load_weights(net(), str(dated), published=None, weights_dir=None)
-    fails("is damaged", str(dated.rename(dated.with_name("net-20269931.pth"))))
+    for name, damaged in (("net-20260131.pth", False), ("net-20269931.pth", True)):
+        published = published.rename(published.with_name(name))
+        source = Published((name,))
+        if damaged:
+            fails("is damaged", "imagenet", source, published.parent)
+        else:
+            load_weights(net(), "imagenet", published=source, weights_dir=str(published.parent))
+
+
+@pytest.mark.parametrize("name", ["step-00012000.pth", "model-1200000000.pth"])
+def test_a_step_in_a_users_name_is_no_hash(published: Path, name: str) -> None:
+    module = net()
+    own = published.rename(published.with_name(name))
+    load_weights(module, str(own), published=None, weights_dir=None)
+    assert_loaded(module, own)
 
 
 # --- the backbone of a run ---
@@ -311,12 +342,16 @@ def test_another_network_is_named_by_published_keys(tmp_path: Path) -> None:
 
 
 def test_damaged_local_copy(published: Path, server: str, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / published.name).write_bytes(published.read_bytes() + b"!")
-    source = Published((published.name,), f"{server}/{published.name}")
+    folder, url = tmp_path / "folder", f"{server}/{published.name}"
+    for weights in ("imagenet", url):
+        source = Published((published.name,), url)
+        load_weights(net(), weights, published=source, weights_dir=str(folder))
+    copies = list(folder.rglob(published.name))
+    assert len(copies) == 2
+    for copy in copies:
+        copy.write_bytes(published.read_bytes() + b"!")
     fails(f"{published.name} is damaged .*delete it", "imagenet", source, folder)
-    fails(f"{published.name} is damaged .*delete it", source.url, None, folder)
+    fails(f"{published.name} is damaged .*delete it", url, None, folder)
 
 
 def test_download_with_another_hash(published: Path, server: str, tmp_path: Path) -> None:

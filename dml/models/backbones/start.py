@@ -30,7 +30,8 @@ def enlarge_input(stages: Stages, factor: int) -> None:
         stages: those after the attention, `[B,C,h,w]` -> `[B,C',h',w']`; changed in place.
         factor: 2 for masks near 1/2, N for a dictionary of N entries.
     """
-    if any(stages.follows_batches(name) for name in stages.stages):
+    first = next(name for name, stage in stages.stages.items() if any(True for _ in stage.parameters()))
+    if stages.follows_batches(first):  # later stages cannot take out what a fixed one has not
         return
     training = [(module, module.training) for module in stages.modules()]
     stages.eval()
@@ -46,7 +47,7 @@ def enlarge_input(stages: Stages, factor: int) -> None:
             convolution.weight.div_(factor)
         log.warning(
             "Not only convolutions see the input of stage '%s', so its features start at 1/%d of the backbone's: "
-            "choose another method.branch, or set backbone.batch_norm=batch.",
+            "choose another method.branch, or let that stage learn with backbone.batch_norm=batch.",
             next(iter(stages.stages)),
             factor,
         )
