@@ -115,10 +115,13 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.3, 1.5])
 def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str, seconds: float) -> None:
     command = [sys.executable, "-m", f"dml.{module}", *([*LONGER] if module in ("run", "describe") else [])]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True)
-    time.sleep(seconds)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == CTRL_C
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True
+    ) as process:
+        time.sleep(seconds)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    # On a slow machine the signal comes before Python handles any. For a shell it is the same code.
+    assert process.returncode in (CTRL_C, -signal.SIGINT)
     assert "Traceback" not in said
