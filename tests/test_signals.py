@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +111,26 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["run", "embed", "report", "describe"])
-@pytest.mark.parametrize("seconds", [0.3, 1.5])
-def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str, seconds: float) -> None:
-    command = [sys.executable, "-m", f"dml.{module}", *([*LONGER] if module in ("run", "describe") else [])]
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("run", LONGER),
+        ("describe", LONGER),
+        ("embed", ["nowhere", "one.png", "-o", "vectors.npz"]),
+        ("report", ["nowhere"]),
+    ],
+)
+def test_ctrl_c_while_a_command_starts(tmp_path: Path, module: str, words: Sequence[str], early: bool) -> None:
+    """As early as Python may handle it, and while the packages are imported that the command needs."""
+    command = [sys.executable, "-m", f"dml.{module}", *words]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True
     ) as process:
-        time.sleep(seconds)
+        if early:
+            time.sleep(0.3)
+        else:
+            assert eventually(lambda: "numpy" in Path(f"/proc/{process.pid}/maps").read_text())
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
