@@ -14,6 +14,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from PIL import Image
+from pytorch_lightning.accelerators import MPSAccelerator
 from torch.nn import functional as F
 
 from dml import smoke
@@ -24,8 +25,9 @@ from dml.configuration.composition import composed
 from dml.configuration.defaults import SMOKE_PARTS
 from dml.errors import MISTAKE, UserError
 from dml.losses.functional import multi_similarity, multi_similarity_pairs
+from dml.methods.base import Method
 from dml.training.build import build_method
-from dml.training.trainer import trainer_of
+from dml.training.trainer import device_of, trainer_of
 
 Configure = Callable[..., DictConfig]
 
@@ -331,6 +333,18 @@ def test_more_ranks_than_gpus_are_one_sentence(
     config.runtime.update(train_classes=2)
     with pytest.raises(UserError, match=r"^Lightning refuses the options under 'trainer': .*\[0, 1\].*\[0\]"):
         trainer_of(config, build_method(config), [])
+
+
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
+def test_an_apple_gpu_is_not_taken(
+    configure: Configure, method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that says it has one."""
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of(trainer_of(configure("trainer.accelerator=auto"), method_of("method=baseline"), [])).type == "cpu"
+    with pytest.raises(UserError, match=r"^Lightning refuses the options under 'trainer': .*CUDAAccelerator"):
+        trainer_of(configure("trainer.accelerator=gpu"), method_of("method=baseline"), [])
 
 
 @pytest.mark.slow
