@@ -1,6 +1,7 @@
 """Files: writing them whole or not at all, and reading files of strangers as data, so that no code in them is run."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -197,6 +198,11 @@ def refers(node: Any) -> bool:
     if isinstance(node, dict):
         return any(refers(part) for part in (*node.keys(), *node.values()))
     return any(map(refers, node)) if isinstance(node, list | tuple) else isinstance(node, str) and "${" in node
+
+
+def folder_of_url(url: str, parent: Path) -> Path:
+    """Returns the folder of what is downloaded from a URL: one for each, since many sources use the same file names."""
+    return parent / hashlib.sha256(url.encode()).hexdigest()[:8]
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

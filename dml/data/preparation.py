@@ -21,7 +21,7 @@ from dml.data.fetch import fetch
 from dml.data.records import Records
 from dml.data.unpack import DamagedArchive, take
 from dml.errors import UserError
-from dml.files import alone, write_atomically
+from dml.files import alone, folder_of_url, write_atomically
 
 DEPTH = 5  # levels of folders in which the layout is looked for: re-packagings nest it
 
@@ -128,7 +128,7 @@ def given(source: str, downloads: Path, **known: Any) -> list[Path]:
 
 
 def _download(url: str, downloads: Path, name: str | None = None, **known: Any) -> Path:
-    """Downloads a file into a folder of its own for each URL, since mirrors use the same file names.
+    """Downloads a file into its URL's folder.
 
     `known`: see `dml.data.fetch.fetch`.
     """
@@ -136,7 +136,7 @@ def _download(url: str, downloads: Path, name: str | None = None, **known: Any) 
         name = name or Path(unquote(urlparse(url).path)).name or "download"
     except ValueError as error:
         raise UserError(f"source={url} is no URL ({error}).") from None
-    path = downloads / hashlib.sha256(url.encode()).hexdigest()[:8] / name
+    path = folder_of_url(url, downloads) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     fetch(url, path, **known)
     return path

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dml.errors import UserError
-from dml.files import read_json, read_tensors
+from dml.files import folder_of_url, read_json, read_tensors
 from dml.hub import SCHEME, folder_of, licence_of
 
 # Keys of classifiers and auxiliary classifiers in published files (torchvision, Cadene, Caffe), not of the backbone.
@@ -78,11 +78,11 @@ def load_weights(
 
     Args:
         module: changed in place.
-        weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into `weights_dir`,
-            there into a folder of its own.
-            A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of which only the backbone's
-            part is used. Its keys are the published ones or the module's own (`stages.`...). A folder is a snapshot of
-            the hub, or a folder of the hub's cache that has snapshots; `hf://owner/name[@revision]` is fetched.
+        weights: `none` leaves the module as it is; `imagenet`; a path; or a URL, downloaded once into a folder of its
+            own in `weights_dir`. A file holds a state dict, bare or under `state_dict` as in a run's checkpoint, of
+            which only the backbone's part is used. Its keys are the published ones or the module's own (`stages.`...).
+            A folder is a snapshot of the hub, or a folder of the hub's cache that has snapshots;
+            `hf://owner/name[@revision]` is fetched.
         published: the source of `imagenet`; None: there is none.
         weights_dir: folder of weight files; None: torch.hub's own.
         names: published key -> key of `module`, where they differ.
@@ -117,8 +117,8 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
         return _imagenet(published, folder)
     if weights.startswith(SCHEME):
         return _in_folder(folder_of(weights, (*IN_FOLDER, "config.json", "README.md")))
-    if "://" in weights:  # in a folder of its own, since many sources use the same file names
-        return _download(weights, folder / hashlib.sha256(weights.encode()).hexdigest()[:8])
+    if "://" in weights:
+        return _download(weights, folder_of_url(weights, folder))
     path = Path(weights).expanduser()
     if path.is_dir():
         return _in_folder(path)

@@ -21,7 +21,8 @@ def enlarge_input(stages: Stages, factor: int) -> None:
 
     An attention that starts near 1/2 everywhere, or at 1/N, scales its features by that. Batch norm removes the scale
     if it uses batch statistics. With frozen statistics or without batch norm, the stages would not start as the
-    pre-trained ones. The functions that can be learned stay the same.
+    pre-trained ones. The functions that can be learned stay the same. The first stage with weights decides, since no
+    later one takes out the scale behind a fixed non-linear stage.
 
     If the input is also used by anything but convolutions, such as the identity of a residual block, nothing is
     changed, and a warning says so.
@@ -31,7 +32,7 @@ def enlarge_input(stages: Stages, factor: int) -> None:
         factor: 2 for masks near 1/2, N for a dictionary of N entries.
     """
     first = next(name for name, stage in stages.stages.items() if any(True for _ in stage.parameters()))
-    if stages.follows_batches(first):  # later stages cannot take out what a fixed one has not
+    if stages.follows_batches(first):
         return
     training = [(module, module.training) for module in stages.modules()]
     stages.eval()
