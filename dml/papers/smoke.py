@@ -3,18 +3,21 @@
 The metrics mean nothing. The run shows that rows compose and train, and that they give the figures the paper prints.
 """
 
+import io
 import json
 import logging
 import multiprocessing as mp
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from hydra.core.utils import setup_globals
@@ -171,11 +174,16 @@ def _script(options: Options, shorter: Sequence[str], folder: Path) -> Shown:
         out = Path(made) / "seed=0"  # as `experiment run` names it: scripts have to quote the "=" for Hydra
         out.mkdir()
         path, *given = (option.replace("{seed}", "0") for option in options)
+        script = FOLDER.parent / path
         places = [option.replace("{data}", str(folder / "data")) for option in shorter]
-        command = [sys.executable, str(FOLDER.parent / path), *given, *places, "--out", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{path} ended with {done.returncode}: {done.stderr[-300:]}")
+        words, modules = [str(script), *given, *places, "--out", str(out)], [str(script.parent), *sys.path]
+        said = io.StringIO()
+        with patch.object(sys, "argv", words), patch.object(sys, "path", modules), redirect_stderr(said):
+            try:
+                runpy.run_path(str(script), run_name="__main__")  # a process of its own would import torch again
+            except SystemExit as end:
+                if end.code:
+                    raise RuntimeError(f"{path} ended with {end.code}: {said.getvalue()[-300:]}") from end
         return {row: set(metrics) for row, metrics in json.loads((out / "metrics.json").read_text()).items()}
 
 

@@ -22,6 +22,7 @@ PAPERS = {
     "comparison": "All methods under one budget",
     "patterns": "The papers' patterns on Cars196",
     "losses": "All losses",
+    "speed": "Speed and memory",
 }
 
 

@@ -1,7 +1,7 @@
 """Images per second for training: decoded by Pillow, decoded by torchvision, or read from dataset.cache=disk.
 
-    python experiments/bench/cache.py --root ../shared/data/birds100 --images 1000
-    python experiments/bench/cache.py --side 500      # generated JPEGs of 500 x 375 instead
+    python experiments/bench/cache.py                           # generated JPEGs of 500 x 375
+    python experiments/bench/cache.py --root photos --images 1000
 
 It runs on one thread, as a DataLoader worker does. Each contender does all that a training image needs: open, resize
 the shorter side to 256, crop 224 at random, flip, make a float tensor. torchvision decodes and resizes tensors, whose
@@ -26,6 +26,8 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from dml.bench.images import drawn
+from dml.bench.rows import made, out_option, write_rows
+from dml.bench.timing import ratio
 from dml.configuration.composition import composed
 from dml.data.cache import build_cache
 from dml.data.folder import folder
@@ -54,7 +56,7 @@ def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callab
     return {
         "Pillow": lambda i: transform(records.open_image(int(rows[i]))),
         "torchvision": lambda i: tensors(decode_jpeg(read_file(str(records.paths[rows[i]])), ImageReadMode.RGB)),
-        "cache": lambda i: scaled(transform.pixels(cache.image(int(rows[i])))),
+        "dataset.cache=disk": lambda i: scaled(transform.pixels(cache.image(int(rows[i])))),
         "tensors only": lambda i: scaled(transform.pixels(picture)),
     }
 
@@ -67,7 +69,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--side", type=int, default=500, help="longer side of generated images")
     parser.add_argument("--rounds", type=int, default=5)
+    out_option(parser)
     options = parser.parse_args()
+    made(options.out)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary, quiet():
         root = options.root or drawn(Path(temporary), options.images, options.side)
@@ -81,10 +85,13 @@ def main() -> None:
                 for i in range(count):
                     of(i)
                 timed.setdefault(name, []).append(count / (time.perf_counter() - started))
-    print(f"\n{'':14}{'images/s':>10}{'over Pillow':>13}")
+    print(f"\n{'':20}{'images/s':>10}{'over Pillow':>13}")
+    told = {}
     for name, speeds in timed.items():
-        ratio = statistics.median(s / p for s, p in zip(speeds, timed["Pillow"], strict=True))
-        print(f"{name:14}{statistics.median(speeds):10.0f}{ratio:13.2f}")
+        speed, over = statistics.median(speeds), ratio(speeds, timed["Pillow"])
+        told[name] = {"images/second": speed, "images/over_pillow": over}
+        print(f"{name:20}{speed:10.0f}{over:13.2f}")
+    write_rows(options.out, told)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ floating-point operations (9.4e11 for 60,502 x 128). It also writes and reads N^
 once; small blocks stay in cache. The bare product is that bound in practice. The aims: at most 1.5 times its time, and
 less time than faiss takes to find the 1,001 nearest for Recall@1000.
 
+dml gives Recall@1, 10, 100, 1000, R-Precision and MAP@R, pytorch-metric-learning Precision@1, R-Precision and MAP@R.
 All contenders run in turn, `--repeats` times, and medians are printed. Run it on idle cores: our evaluation has many
 short parallel steps. Where other processes share the cores, its threads wait for each other and lose more time than one
-long product does. On a shared machine, set OMP_NUM_THREADS=1 to keep the ratio meaningful.
+long product does. On a shared machine, `--threads 1` keeps the ratio meaningful.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from dml.bench.evaluation import KS, bare_product, embeddings_like_sop, faiss_search
+from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import in_turns, ratio
 from dml.evaluation.metrics import evaluate
 
@@ -38,24 +40,30 @@ def accuracy_calculator(points: Tensor, labels: Tensor) -> None:
     AccuracyCalculator(include=names, k="max_bin_count", device=points.device).get_accuracy(points, labels)
 
 
-def compare(n: int, dim: int, repeats: int, device: torch.device) -> None:
+def compare(n: int, dim: int, repeats: int, device: torch.device, threads: int | None) -> dict[str, dict[str, float]]:
+    """Times all contenders in turns. Returns their figures: contender -> metric -> value."""
     points, labels = (x.to(device) for x in embeddings_like_sop(n, dim))
     figures = evaluate(points, labels, ks=KS, clustering=False)
     print(", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
     jobs: dict[str, Callable[[], object]] = {
-        "bare blockwise product": lambda: bare_product(points),
-        "dml: Recall@1..1000, RP, MAP@R": lambda: evaluate(points, labels, ks=KS, clustering=False),
+        "bare product": lambda: bare_product(points),
+        "dml": lambda: evaluate(points, labels, ks=KS, clustering=False),
     }
     if importlib.util.find_spec("faiss"):
-        jobs["faiss IndexFlatL2, top 1001"] = lambda: faiss_search(points)
-        jobs["pytorch-metric-learning: P@1, RP, MAP@R"] = lambda: accuracy_calculator(points, labels)
+        if threads is not None:
+            importlib.import_module("faiss").omp_set_num_threads(threads)  # its OpenMP is not PyTorch's
+        jobs["faiss, exact search"] = lambda: faiss_search(points)
+        jobs["pytorch-metric-learning"] = lambda: accuracy_calculator(points, labels)
     else:
         print("faiss is not installed. Its search is left out, and pytorch-metric-learning, which needs it, too.")
     times = in_turns(jobs, repeats, device, warm_up=0)
-    bare = times["bare blockwise product"]
+    bare = times["bare product"]
     print(f"\n{n:,} x {dim}, {device}, {torch.get_num_threads()} threads, median of {repeats}")
+    told = {}
     for name, taken in times.items():
-        print(f"{name:42} {statistics.median(taken):8.2f} s {ratio(taken, bare):7.2f} x the product")
+        told[name] = {"evaluation/seconds": statistics.median(taken), "evaluation/over_product": ratio(taken, bare)}
+        print(f"{name:24} {told[name]['evaluation/seconds']:8.2f} s {ratio(taken, bare):7.2f} x the product")
+    return told
 
 
 def peak_memory(n: int, dim: int) -> int:
@@ -74,7 +82,11 @@ def main() -> int:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    threads_option(parser)
+    out_option(parser)
     options = parser.parse_args()
+    set_threads(options.threads)
+    made(options.out)
     dim = options.dim or (512 if options.memory or options.child else 128)
     if options.memory:
         return peak_memory(options.n, dim)
@@ -82,7 +94,7 @@ def main() -> int:
         evaluate(*embeddings_like_sop(options.n, dim), ks=KS, clustering=False)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
         return 0
-    compare(options.n, dim, options.repeats, options.device)
+    write_rows(options.out, compare(options.n, dim, options.repeats, options.device, options.threads))
     return 0
 
 

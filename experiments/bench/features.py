@@ -1,16 +1,16 @@
 """Time of a training step through a frozen MobileNetV2, and of one on its kept features (dataset.cache=features).
 
-    DML_DATA=... OMP_NUM_THREADS=1 python experiments/bench/features.py
+    DML_DATA=... python experiments/bench/features.py --threads 1
+    python experiments/bench/features.py dataset=glyphs backbone.weights=none
 
-The data is Cars196 cropped to the cars, in batches of 64 at 96 pixels. The loss is multi-similarity, and only the head
-is trained. Both steps load a batch, pass it forward and backward, and step the optimizer. The bound of a step on
-features is what it reads: 64 x 1280 x 3 x 3 floats, 2.9 MB, which take 0.6 ms at 5 GB a second. The rest is the head,
-the loss and the optimizer. The two take turns, so that a machine that slows down slows both; the ratio is the median of
-the rounds.
+The data is Cars196 cropped to the cars, in batches of 64 at 96 pixels, if options of a run do not change it. The loss
+is multi-similarity, and only the head is trained. Both steps load a batch, pass it forward and backward, and step the
+optimizer. The bound of a step on features is what it reads: 64 x 1280 x 3 x 3 floats, 2.9 MB, which take 0.6 ms at 5 GB
+a second. The rest is the head, the loss and the optimizer. The two take turns, so that a machine that slows down slows
+both; the ratio is the median of the rounds.
 """
 
 import argparse
-import os
 import statistics
 import time
 from itertools import islice
@@ -19,7 +19,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.timing import ratio
 from dml.configuration.composition import composed
+from dml.errors import UserError, stop
 from dml.models.backbones.stem import Stem
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare_run
@@ -30,9 +33,15 @@ COMMON = (
 )
 
 
-def seconds_a_step(cache: str, steps: int, folder: Path) -> float:
+def seconds_a_step(cache: str, steps: int, folder: Path, overrides: list[str]) -> float:
     """Returns the seconds of a step, without the first five."""
-    options = [*COMMON, f"dataset.cache={cache}", f"trainer.max_steps={steps + 5}", f"paths.output_dir={folder}"]
+    options = [
+        *COMMON,
+        *overrides,
+        f"dataset.cache={cache}",
+        f"trainer.max_steps={steps + 5}",
+        f"paths.output_dir={folder}",
+    ]
     parts, _ = prepare_run(composed(*options), RunFolder(folder))
     method, data = parts.method, parts.data
     if data.features is not None:
@@ -51,17 +60,30 @@ def seconds_a_step(cache: str, steps: int, folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    ratios = []
+    threads_option(parser)
+    out_option(parser)
+    given = parser.parse_intermixed_args()
+    set_threads(given.threads)
+    made(given.out)
+    through: list[float] = []
+    kept: list[float] = []
     with TemporaryDirectory() as folder:
-        for turn in range(options.rounds):
-            through = seconds_a_step("disk", 8, Path(folder) / f"through{turn}")
-            kept = seconds_a_step("features", 100, Path(folder) / f"kept{turn}")
-            ratios.append(through / kept)
-            print(f"through the network {1e3 * through:.1f} ms, kept {1e3 * kept:.2f} ms: {ratios[-1]:.1f} times")
-    print(f"median: {statistics.median(ratios):.1f} times as fast")
+        try:
+            for turn in range(given.rounds):
+                through.append(seconds_a_step("disk", 8, Path(folder) / f"through{turn}", given.options))
+                kept.append(seconds_a_step("features", 100, Path(folder) / f"kept{turn}", given.options))
+        except UserError as mistake:
+            stop(str(mistake))
+    contenders = {"through the network": through, "kept features": kept}
+    told = {
+        name: {"step/milliseconds": 1e3 * statistics.median(taken), "step/over_network": ratio(taken, through)}
+        for name, taken in contenders.items()
+    }
+    for name, figures in told.items():
+        print(f"{name:20} {figures['step/milliseconds']:8.2f} ms a step {figures['step/over_network']:8.3f}")
+    write_rows(given.out, told)
 
 
 if __name__ == "__main__":

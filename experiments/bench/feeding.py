@@ -18,7 +18,8 @@ import torch
 
 from dml.bench.feeding import WORDS, Loading, parts_of
 from dml.bench.images import drawn
-from dml.bench.timing import now
+from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.timing import now, ratio
 from dml.training.build import Parts
 
 SIZES = (128, 224)
@@ -68,7 +69,11 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=500, help="longer side of the JPEGs, in pixels")
     parser.add_argument("--batches", type=int, default=8, help="batches of a round")
     parser.add_argument("--rounds", type=int, default=3)
+    threads_option(parser)
+    out_option(parser)
     options = parser.parse_args()
+    set_threads(options.threads)
+    made(options.out)
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         (root / "data").mkdir()
@@ -93,18 +98,31 @@ def main() -> None:
                 found[word].setdefault("step", []).append(speed)
                 found[word].setdefault("waits", []).append(share)
         del training
-    table(found)
+    told = rows(found)
+    table(told)
+    write_rows(options.out, told)
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> None:
+def rows(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, float]]:
+    """Takes medians over the rounds: value of dataset.cache -> metric -> figure."""
+    told: dict[str, dict[str, float]] = {}
+    for word, columns in found.items():
+        told[word] = {"step/waits": statistics.median(columns["waits"])}
+        for column in (*map(str, SIZES), "step"):
+            name = "step" if column == "step" else f"loader_at_{column}"
+            told[word][f"{name}/images_a_second"] = statistics.median(columns[column])
+            told[word][f"{name}/over_none"] = ratio(columns[column], found["none"][column])
+    return told
+
+
+def table(told: dict[str, dict[str, float]]) -> None:
     print("\nimages per second, and their ratio to those of `none` in the same round")
     print(f"{'cache':8}" + "".join(f"{f'loader at {size}':>24}" for size in SIZES) + f"{'training at 96':>24}  waits")
-    for word, columns in found.items():
+    for word, figures in told.items():
         line = f"{word:8}"
-        for column in (*map(str, SIZES), "step"):
-            pairs = zip(columns[column], found["none"][column], strict=True)
-            line += f"{statistics.median(columns[column]):15.0f}{statistics.median(a / b for a, b in pairs):9.2f}"
-        print(f"{line}{100 * statistics.median(columns['waits']):6.0f} %")
+        for name in (*(f"loader_at_{size}" for size in SIZES), "step"):
+            line += f"{figures[f'{name}/images_a_second']:15.0f}{figures[f'{name}/over_none']:9.2f}"
+        print(f"{line}{100 * figures['step/waits']:6.0f} %")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 from attention import method_of, step_of
 from tabulate import tabulate
 
+from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import ratio
 from dml.process import keep_freed_memory
 
@@ -57,8 +58,8 @@ def child(given: argparse.Namespace, method: str, how: str) -> None:
     print(*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def rounds(given: argparse.Namespace, method: str) -> list[list[str]]:
-    """Measures both in turns. Returns the lines of the table."""
+def rounds(given: argparse.Namespace, method: str) -> dict[str, float]:
+    """Measures both in turns. Returns figures by name."""
     found: dict[str, list[list[float]]] = {"returned": [], "kept": []}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     for _ in range(given.rounds):
@@ -67,15 +68,24 @@ def rounds(given: argparse.Namespace, method: str) -> list[list[str]]:
             done = subprocess.run(asked, check=True, capture_output=True, text=True, env=clean)
             lines.append([float(figure) for figure in done.stdout.split()])
     columns = {how: list(zip(*lines, strict=True)) for how, lines in found.items()}
-    jobs = zip(("step", "embedding", "peak, MiB"), (0, 2, 4), strict=True)
+    told: dict[str, float] = {}
+    for name, i in (("step", 0), ("step_in_system", 1), ("embedding", 2), ("embedding_in_system", 3), ("peak", 4)):
+        told |= {f"{name}/{how}": statistics.median(columns[how][i]) for how in found}
+        if i in (0, 2, 4):
+            told[f"{name}/kept_over_returned"] = ratio(columns["kept"][i], columns["returned"][i])
+    return told
+
+
+def lines(method: str, told: dict[str, float]) -> list[list[str]]:
+    """Returns the lines of a method in the table."""
     return [
         [
-            f"{method}, {name}",
-            *(f"{statistics.median(columns[how][i]):.3g}" for how in found),
-            "" if i == 4 else f"{statistics.median(columns['returned'][i + 1]):.2g}",
-            f"{ratio(columns['kept'][i], columns['returned'][i]):.2f}",
+            f"{method}, {title}",
+            *(f"{told[f'{name}/{how}']:.3g}" for how in ("returned", "kept")),
+            f"{told[f'{name}_in_system/returned']:.2g}" if name != "peak" else "",
+            f"{told[f'{name}/kept_over_returned']:.2f}",
         ]
-        for name, i in jobs
+        for name, title in (("step", "step"), ("embedding", "embedding"), ("peak", "peak, MiB"))
     ]
 
 
@@ -87,14 +97,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    threads_option(parser)
+    out_option(parser)
     given = parser.parse_args()
+    set_threads(given.threads)
     if given.child:
         child(given, *given.child)
         return
-    lines = [line for method in given.methods for line in rounds(given, method)]
+    made(given.out)
+    told = {method: rounds(given, method) for method in given.methods}
+    write_rows(given.out, told)
     titles = ("", "returned, CPU s", "kept, CPU s", "of those returned, in the system", "kept / returned")
     print(f"{given.backbone} at {given.size}, batch {given.batch}, {torch.get_num_threads()} threads\n")
-    print(tabulate(lines, headers=titles, tablefmt="github", disable_numparse=True))
+    table = [line for method, figures in told.items() for line in lines(method, figures)]
+    print(tabulate(table, headers=titles, tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -21,18 +21,15 @@ the first shape.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dml.bench.rows import made, out_option, write_rows
 from dml.bench.timing import in_turns, ratio
 from dml.configuration.composition import CONF, composed
-from dml.errors import stop
-from dml.files import write_atomically
 from dml.methods.base import Method
 from dml.models.gsp import GeneralizedSumPool
 from dml.training.build import build_method
@@ -196,7 +193,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="folder that metrics.json is written to")
+    out_option(parser)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     if options.batch < 4:
@@ -207,19 +204,14 @@ def main() -> None:
         parser.error("--device cuda: there is no GPU here, leave --device out")
     if options.backbone not in (known := sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))):
         parser.error(f"--backbone {options.backbone} is unknown: choose one of {', '.join(known)}")
-    try:
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
+    made(options.out)
     print(f"{options.device}, {torch.get_num_threads()} threads, median of {options.repeats}")
     first, *_ = [alone(*shape, 5 * options.repeats, options.device) for shape in SHAPES]
     told: Figures = {}
     for found in (first, inference(options), steps(options)):
         for name, figures in found.items():
             told.setdefault(name, {}).update(figures)
-    if options.out is not None:
-        write_atomically(options.out / "metrics.json", json.dumps(told, indent=1) + "\n")
+    write_rows(options.out, told)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dml.bench.rows import made, out_option, write_rows
 from dml.errors import UserError
 from dml.inference.galleries import blocks
 from dml.inference.index_files import FILE, write_index
@@ -80,8 +81,11 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=("hnsw", "ivfpq"), default=["hnsw", "ivfpq"])
     parser.add_argument("-k", type=int, default=10)
     parser.add_argument("--min-recall", type=float, default=0.99)
+    out_option(parser)
     parser.add_argument("--of", type=Path, help=argparse.SUPPRESS)  # of vectors: a child measures one index of them
     options = parser.parse_args()
+    made(options.out)
+    told = {}
     with tempfile.TemporaryDirectory() as place:
         if options.of is not None:
             print(json.dumps(measure(options.of, options.kinds[0], options.k, options.min_recall, Path(place))))
@@ -99,6 +103,20 @@ def main() -> None:
                 print(f"{kind}: built in {found['build_seconds']:.0f} s; {found['told']}")
                 continue
             times = found["per_second"] / found["exact_per_second"]
+            told[kind] = {
+                "index/recall": found["recall"],
+                "index/queries_a_second": found["per_second"],
+                "index/over_exact": times,
+                "index/build_seconds": found["build_seconds"],
+                "index/mebibytes": found["file_mb"],
+            }
+            told["exact"] = {
+                "index/recall": 1.0,
+                "index/queries_a_second": found["exact_per_second"],
+                "index/over_exact": 1.0,
+                "index/build_seconds": 0.0,
+                "index/mebibytes": size,
+            }
             print(
                 f"{kind}: built in {found['build_seconds']:.0f} s by {found['threads']} threads; recall "
                 f"{found['recall']:.4f} at effort {found['effort']}: {found['per_second']:,.0f} queries a second, "
@@ -106,6 +124,7 @@ def main() -> None:
                 f"building and {found['searched_mb']:,.0f} MB searching, pages of the file among them, "
                 f"{found['before_mb']:,.0f} MB before; index.faiss {found['file_mb']:,.0f} MiB"
             )
+    write_rows(options.out, told)
 
 
 if __name__ == "__main__":

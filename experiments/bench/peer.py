@@ -10,7 +10,6 @@ with dataset.cache=memory. It writes the row's figures to `metrics.json`, and th
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms import v2
 from tqdm import tqdm
 
+from dml.bench.rows import made, write_rows
 from dml.configuration.composition import composed
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
@@ -42,7 +42,6 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
-from dml.files import write_atomically
 from dml.papers.catalogue import read_experiment
 from dml.papers.experiment import Experiment
 from dml.runs.scores import write_scores
@@ -235,16 +234,13 @@ def main() -> None:
     parser.add_argument("--data", help="folder that has cars196, or a part of it; default: DML_DATA, else data")
     parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
     options = parser.parse_args()
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        stop(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.")
+    made(options.out)
     try:
         figures = measured(options)
     except UserError as mistake:
         stop(str(mistake))
     name = options.row or NAMES[options.head_start]
-    write_atomically(options.out / "metrics.json", json.dumps({name: figures}, indent=1) + "\n")
+    write_rows(options.out, {name: figures})
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))
 
 

@@ -26,9 +26,9 @@ from unittest.mock import patch
 
 from torch import nn
 
+from dml.bench.rows import made, write_rows
 from dml.configuration.composition import composed, output_dir
 from dml.errors import UserError, stop
-from dml.files import write_atomically
 from dml.models.attention import Dictionary
 from dml.training.run import run
 
@@ -89,11 +89,12 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], choices=sorted(REPAIRS), help="a repair to take back")
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     given = parser.parse_intermixed_args()
+    made(given.out)
     try:
         figures = measured(given.without, given.options, given.out)
     except UserError as mistake:
         stop(str(mistake))
-    write_atomically(given.out / "metrics.json", json.dumps({given.row: figures}, indent=1) + "\n")
+    write_rows(given.out, {given.row: figures})
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items() if name.startswith("curve/")))
 
 

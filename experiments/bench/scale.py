@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dml.bench.rows import made as made_folder
+from dml.bench.rows import out_option, write_rows
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.paths import Paths
@@ -112,18 +114,28 @@ def main() -> None:
     parser.add_argument(
         "--here", action="store_true", help="measure the first size alone, in this process, and print JSON"
     )
+    parser.add_argument("--shrink", type=int, default=1, help="divide the sizes by this, to try the script")
+    out_option(parser)
     options = parser.parse_args()
+    made_folder(options.out)
     if options.here:
-        print(json.dumps(measured(options.images[0], options.order)))
+        print(json.dumps(measured(options.images[0] // options.shrink, options.order)))
         return
     print(f"{'images':>10}{'classes':>10}" + "".join(f"{part:>9}" for part in PARTS) + "    start  before     peak")
+    told = {}
     for images in options.images:
         command = [sys.executable, __file__, "--here", "--images", str(images), "--order", options.order]
+        command += ["--shrink", str(options.shrink)]
         one = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         seconds = "".join(f"{one[part]:7.1f} s" for part in PARTS)
         total = sum(one[part] for part in PARTS) - one["records"]
         sizes = "".join(f"{one[name]:6.2f} GB" for name in ("before", "peak"))
         print(f"{images:10,}{images // PER_CLASS:10,}{seconds}{total:7.1f} s{sizes}", flush=True)
+        row = f"{images:,}" + (", in random order" if options.order == "random" else "")
+        told[row] = {f"seconds/{part}": one[part] for part in PARTS}
+        told[row] |= {"records/classes": images // PER_CLASS, "seconds/start": total}
+        told[row] |= {"gigabytes/before": one["before"], "gigabytes/peak": one["peak"]}
+    write_rows(options.out, told)
 
 
 if __name__ == "__main__":

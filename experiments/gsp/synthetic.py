@@ -13,7 +13,6 @@ mu and eps of this study. The script writes hulls.png, the samples with the conv
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -28,10 +27,11 @@ from scipy.spatial import ConvexHull
 from torch import Tensor, nn
 from tqdm import trange
 
+from dml.bench.rows import made, write_rows
 from dml.configuration.ranges import Count, Positive, Seed, check_value
 from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
-from dml.files import atomic_path, write_atomically
+from dml.files import atomic_path
 from dml.models.gsp import GeneralizedSumPool
 
 CLASSES, OWN, SHARED, SAMPLE = 16, 4, 4, 50
@@ -116,10 +116,7 @@ def check(options: argparse.Namespace) -> None:
     ranges = {"epochs": Count, "steps": Count, "seed": Seed, "lr": Positive, "margin": Positive}
     for name, annotation in ranges.items():
         check_value(f"--{name}", getattr(options, name), annotation)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.") from None
+    made(options.out)
 
 
 def main() -> None:
@@ -148,10 +145,7 @@ def main() -> None:
     draw(panels, options.out / "hulls.png")
     told = {name: figures for name, (figures, _, _) in panels.items()}
     settings = {name: value for name, value in vars(options).items() if name != "out"}
-    write_atomically(
-        options.out / "metrics.json",
-        json.dumps({"settings": settings} | {f"{name} of tokens": of for name, of in told.items()}, indent=1) + "\n",
-    )
+    write_rows(options.out, {"settings": settings} | {f"{name} of tokens": of for name, of in told.items()})
     for name, figures in told.items():
         epochs = f"best epoch {figures['best_epoch']}, last {figures['last_epoch']}"
         print(f"{name}: MAP@R {figures['map@r']:.4f}, P@1 {figures['precision@1']:.4f}, {epochs}")

@@ -9,7 +9,6 @@ gives to red and blue cells and to green cells.
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
-from dml.errors import stop
-from dml.files import atomic_path, write_atomically
+from dml.bench.rows import made, write_rows
+from dml.files import atomic_path
 from dml.models.transport import transport_plan
 
 SIDE = 10
@@ -61,10 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_toy"))
     folder = parser.parse_args().out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        stop(f"--out={folder} cannot be written ({error.strerror}): choose a folder.")
+    made(folder)
     cells = toy_map()
     wanted = np.zeros((SIDE, SIDE), bool)
     wanted[:5, :5] = wanted[5:, 5:] = True
@@ -89,7 +85,7 @@ def main() -> None:
         one.set(xticks=[], yticks=[])
     with atomic_path(folder / "toy.png") as new:
         figure.savefig(new, format="png")
-    write_atomically(folder / "metrics.json", json.dumps(told, indent=1) + "\n")
+    write_rows(folder, told)
     for name, figures in told.items():
         print(name, ", ".join(f"{figure} {value:.3g}" for figure, value in figures.items()), sep=": ")
     print(folder / "toy.png")

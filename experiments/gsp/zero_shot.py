@@ -17,7 +17,6 @@ The paper uses CIFAR-10; here it is ten classes of CIFAR-100 that resemble its t
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -33,12 +32,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from dml.bench.rows import made, write_rows
 from dml.configuration.composition import composed
 from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_value
 from dml.data.cifar import cifar100
 from dml.errors import UserError, stop
 from dml.figures.maps import pooling_weights, prototype_colours
-from dml.files import atomic_path, write_atomically
+from dml.files import atomic_path
 from dml.losses.zero_shot import ridge_prediction
 from dml.methods.gsp import GSP
 from dml.training.build import build_method
@@ -114,10 +114,7 @@ def check(options: argparse.Namespace) -> None:
     ranges = {"m": Size, "epochs": Count, "seed": Seed, "eps": Positive, "lambda_zs": Share, "ridge": Positive}
     for name, annotation in (ranges | {"images": Annotated[int, Field(ge=6, le=500)]}).items():
         check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose a folder.") from None
+    made(options.out)
 
 
 def main() -> None:
@@ -160,7 +157,7 @@ def main() -> None:
         stop(str(mistake))
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     draw(histograms, names, options.out / "histograms.png")
-    write_atomically(options.out / "metrics.json", json.dumps({"settings": settings} | told, indent=1) + "\n")
+    write_rows(options.out, {"settings": settings, **told})
     for name, figures in told.items():
         print(name, {key: round(value, 4) for key, value in figures.items()})
 
