@@ -41,12 +41,15 @@ TINY = [
 
 def objective_of(method: Method, embeddings: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
     """The terms of a batch whose embeddings `[B,L,d]` are given."""
-    return method.objective(Output(embeddings), {"label": labels, "index": torch.arange(len(labels))})
+    return method.objective(
+        Output(embeddings), {"label": labels, "index": torch.arange(len(labels), device=labels.device)}
+    )
 
 
 def loss_of(method: Method, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """What is minimised on a batch."""
-    terms = method.compute_terms({"image": images, "label": labels, "index": torch.arange(len(labels))})
+    rows = torch.arange(len(labels), device=labels.device)
+    terms = method.compute_terms({"image": images, "label": labels, "index": rows})
     return torch.stack(list(terms.values())).sum()
 
 

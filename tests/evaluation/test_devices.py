@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from dml.evaluation import scores
 from dml.evaluation.evaluator import Collector, Embedded, correlation, score, self_cosines
@@ -18,62 +16,9 @@ from dml.evaluation.metrics import Ranking, evaluate, rank
 from dml.evaluation.neighbours import nearest
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.evaluation.scores import TILE, room
+from tests.pretended import Pretended, there
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class There(Tensor):
-    """A tensor that says it lies on the device `meta`; its numbers are in `here`, on the CPU."""
-
-    here: Tensor
-
-    @staticmethod
-    def __new__(cls, here: Tensor) -> "There":
-        made = Tensor._make_wrapper_subclass(
-            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device="meta"
-        )
-        made.here = here
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{operator} outside of Pretended")
-
-
-class Pretended(TorchDispatchMode):
-    """Has operators of `There` computed, refuses those that mix devices, and counts what leaves for the CPU.
-
-    Attributes:
-        left: operators that brought more than one number to the CPU.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left: list[str] = []
-
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        there = [x for x in given if isinstance(x, There)]
-        name, device = operator.name(), kwargs.get("device")
-        if not there and (device is None or device.type != "meta"):
-            return operator(*args, **kwargs)
-        copies = name in ("aten::_to_copy", "aten::copy_")
-        mixed = [x for x in given if not isinstance(x, There) and x.dim()]
-        assert copies or not mixed, f"{name} mixes devices"
-        if device is not None:
-            kwargs["device"] = torch.device("cpu")
-        inner = {id(x.here): x for x in there}
-        args, kwargs = tree_map(lambda x: x.here if isinstance(x, There) else x, (args, kwargs))
-        found = operator(*args, **kwargs)
-        if name == "aten::_to_copy" and device is not None and device.type == "cpu":
-            self.left.append(name)
-            return found
-        return tree_map(lambda x: (inner[id(x)] if id(x) in inner else There(x)) if isinstance(x, Tensor) else x, found)
-
-
-def there(values: Tensor) -> Tensor:
-    return There(values.clone())
 
 
 def images(n: int = 300, learners: int = 3, classes: int = 40) -> tuple[Tensor, Tensor]:

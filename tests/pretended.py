@@ -1,0 +1,74 @@
+"""A pretended device, which a machine without a GPU has too: what would mix devices on a GPU is refused."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+class There(Tensor):
+    """A tensor that says it lies on the device `meta`; its numbers are in `here`, on the CPU."""
+
+    here: Tensor
+
+    @staticmethod
+    def __new__(cls, here: Tensor) -> "There":
+        made = Tensor._make_wrapper_subclass(
+            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device="meta"
+        )
+        made.here = here
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{operator} outside of Pretended")
+
+
+INDEXED = ("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
+
+class Pretended(TorchDispatchMode):
+    """Has operators of `There` computed, refuses those that mix devices, and counts what leaves for the CPU.
+
+    Args:
+        indices: allow indices on the CPU, which CUDA copies to the device and waits for.
+
+    Attributes:
+        left: operators that brought more than one number to the CPU.
+    """
+
+    def __init__(self, *, indices: bool = False) -> None:
+        super().__init__()
+        self.indices = indices
+        self.left: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        there = [x for x in given if isinstance(x, There)]
+        name, device = operator.name(), kwargs.get("device")
+        if not there and (device is None or device.type != "meta"):
+            return operator(*args, **kwargs)
+        copies = name in ("aten::_to_copy", "aten::copy_")
+        free = args[1] if self.indices and name in INDEXED and isinstance(args[0], There) else ()
+        mixed = [x for x in given if not isinstance(x, There) and x.dim() and not any(x is one for one in free)]
+        assert copies or not mixed, f"{name} mixes devices"
+        if device is not None:
+            kwargs["device"] = torch.device("cpu")
+        inner = {id(x.here): x for x in there}
+        host = args[0] if name == "aten::copy_" and not isinstance(args[0], There) else None
+        args, kwargs = tree_map(lambda x: x.here if isinstance(x, There) else x, (args, kwargs))
+        found = operator(*args, **kwargs)
+        if host is not None:
+            self.left.append(name)
+            return host
+        if name == "aten::_to_copy" and device is not None and device.type == "cpu":
+            self.left.append(name)
+            return found
+        return tree_map(lambda x: (inner[id(x)] if id(x) in inner else There(x)) if isinstance(x, Tensor) else x, found)
+
+
+def there(values: Tensor) -> Tensor:
+    return There(values.clone())
