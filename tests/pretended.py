@@ -1,9 +1,13 @@
 """A pretended device, which a machine without a GPU has too: what would mix devices on a GPU is refused."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -23,7 +27,7 @@ class There(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{operator} outside of Pretended")
+        raise AssertionError(f"{operator} outside of `pretended`")
 
 
 INDEXED = ("aten::index.Tensor", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
@@ -39,18 +43,25 @@ class Pretended(TorchDispatchMode):
         left: operators that brought more than one number to the CPU.
     """
 
-    def __init__(self, *, indices: bool = False) -> None:
+    def __init__(self, *, indices: bool) -> None:
         super().__init__()
         self.indices = indices
         self.left: list[str] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        given = [x for x in leaves if isinstance(x, Tensor)]
         there = [x for x in given if isinstance(x, There)]
         name, device = operator.name(), kwargs.get("device")
-        if not there and (device is None or device.type != "meta"):
+        if not there and not any(isinstance(x, torch.device) and x.type == "meta" for x in leaves):
             return operator(*args, **kwargs)
+        if operator._can_decompose():  # in inference mode operators come whole
+            with self:
+                return operator.decompose(*args, **kwargs)
+        assert all(isinstance(x, There) for x in given if x.device.type == "meta"), (
+            f"{name} has a tensor without numbers"
+        )
         copies = name in ("aten::_to_copy", "aten::copy_")
         free = args[1] if self.indices and name in INDEXED and isinstance(args[0], There) else ()
         mixed = [x for x in given if not isinstance(x, There) and x.dim() and not any(x is one for one in free)]
@@ -68,6 +79,30 @@ class Pretended(TorchDispatchMode):
             self.left.append(name)
             return found
         return tree_map(lambda x: (inner[id(x)] if id(x) in inner else There(x)) if isinstance(x, Tensor) else x, found)
+
+
+class _Makers(TorchFunctionMode):
+    """Makes `There` of numbers where PyTorch calls no operator for it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if function in (torch.tensor, torch.as_tensor, torch.asarray) and device is not None:
+            return function(*args, **(kwargs | {"device": "cpu"})).to(device)
+        if function is Tensor.tolist and isinstance(args[0], There):
+            return args[0].cpu().tolist()
+        if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], There):
+            places = args[1] if isinstance(args[1], tuple) else (args[1],)
+            at = tuple(torch.as_tensor(x).to("meta") if isinstance(x, list | np.ndarray) else x for x in places)
+            args = (args[0], at if isinstance(args[1], tuple) else at[0], *args[2:])
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def pretended(*, indices: bool = False) -> Iterator[Pretended]:
+    """`tensor.to("meta")` is on the device in here; `indices` as in `Pretended`."""
+    with Pretended(indices=indices) as mode, _Makers():
+        yield mode
 
 
 def there(values: Tensor) -> Tensor:

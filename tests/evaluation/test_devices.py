@@ -16,7 +16,7 @@ from dml.evaluation.metrics import Ranking, evaluate, rank
 from dml.evaluation.neighbours import nearest
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.evaluation.scores import TILE, room
-from tests.pretended import Pretended, there
+from tests.pretended import pretended, there
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,24 +73,24 @@ def assert_close(found: Any, expected: Any, name: str) -> None:
 
 def test_everything_is_computed_on_one_device() -> None:
     expected = everything(lambda values: values, clustering=False)
-    with Pretended():
+    with pretended():
         found = everything(there, clustering=False)
     assert_close(found, expected, "")
 
 
 def test_what_mixes_devices_is_seen() -> None:
     """The test above can fail: labels that stayed behind, and an index."""
-    with Pretended(), pytest.raises(AssertionError, match="mixes devices"):
+    with pretended(), pytest.raises(AssertionError, match="mixes devices"):
         there(torch.arange(3)) + torch.arange(3)
-    with Pretended(), pytest.raises(AssertionError, match="mixes devices"):
+    with pretended(), pytest.raises(AssertionError, match="mixes devices"):
         there(torch.arange(3))[torch.tensor([0, 1])]
 
 
 def test_a_ranking_leaves_the_device_at_its_end() -> None:
     points, labels = torch.randn(3 * TILE, 4), torch.arange(3 * TILE) // 4
-    with Pretended() as one:
+    with pretended() as one:
         rank(there(points), there(labels), block=TILE)
-    with Pretended() as blocks:
+    with pretended() as blocks:
         rank(there(points), there(labels), block=3 * TILE)
     results = 2 + len(rank(points, labels).values)  # best ranks, positives, and each metric
     assert len(one.left) == len(blocks.left) == results
@@ -98,13 +98,13 @@ def test_a_ranking_leaves_the_device_at_its_end() -> None:
 
 def test_collected_embeddings_stay_where_they_were_made() -> None:
     learners, labels = images(12)
-    with Pretended() as pretended:
+    with pretended() as mode:
         collector = Collector()
         for rows in ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 0, 0]):
             collector.update(*(there(x[rows]) for x in (learners, labels, torch.arange(12))))
         embedded = collector.embedded()
         part = embedded.take(np.array([3, 7]))
-        assert not pretended.left
+        assert not mode.left
         here = part.cpu()
     assert embedded.embeddings.device.type == embedded.rows.device.type == "meta"
     assert here.embeddings.device.type == "cpu"

@@ -15,7 +15,7 @@ from dml.methods.gsp import GSP
 from dml.training.build import build
 from tests.components import components
 from tests.conftest import TINY, loss_of
-from tests.pretended import Pretended
+from tests.pretended import pretended
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +52,7 @@ def course(method_of: MethodOf, device: str, *options: str) -> list[Tensor]:
 
 def assert_at_home(method_of: MethodOf, *options: str) -> None:
     expected = course(method_of, "cpu", *options)
-    with Pretended(indices=True):
+    with pretended(indices=True):
         found = course(method_of, "meta", *options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -98,13 +98,13 @@ def test_options(method_of: MethodOf, options: tuple[str, ...]) -> None:
 def test_plots(configure: Callable[..., DictConfig], name: str) -> None:
     parts = build(configure(*TINY, f"method={name}"))
     images = parts.data.test_images(parts.data.query_rows[:4])
-    with Pretended(), torch.no_grad():
+    with pretended(), torch.no_grad():
         assert parts.method.to("meta").eval().plots(images.to("meta"), parts.data, [])
 
 
 def test_what_stays_behind_is_seen(method_of: MethodOf) -> None:
     images, labels = torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)
-    with Pretended(indices=True):
+    with pretended(indices=True):
         method = method_of("method=gsp").to("meta")
         with pytest.raises(AssertionError, match="mixes devices"):
             loss_of(method, images, labels)
