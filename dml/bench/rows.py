@@ -29,7 +29,7 @@ def set_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def made(out: Path | None) -> None:
+def make_folder(out: Path | None) -> None:
     """Makes the folder of `--out`. One that cannot be made ends the process with a sentence."""
     try:
         if out is not None:

@@ -26,7 +26,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from dml.bench.images import drawn
-from dml.bench.rows import made, out_option, write_rows
+from dml.bench.rows import make_folder, out_option, write_rows
 from dml.bench.timing import ratio
 from dml.configuration.composition import composed
 from dml.data.cache import build_cache
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     out_option(parser)
     options = parser.parse_args()
-    made(options.out)
+    make_folder(options.out)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary, quiet():
         root = options.root or drawn(Path(temporary), options.images, options.side)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dml.bench.evaluation import KS, bare_product, embeddings_like_sop, faiss_search
-from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import in_turns, ratio
 from dml.evaluation.metrics import evaluate
 
@@ -86,7 +86,7 @@ def main() -> int:
     out_option(parser)
     options = parser.parse_args()
     set_threads(options.threads)
-    made(options.out)
+    make_folder(options.out)
     dim = options.dim or (512 if options.memory or options.child else 128)
     if options.memory:
         return peak_memory(options.n, dim)

@@ -1,7 +1,7 @@
 """Time of a training step through a frozen MobileNetV2, and of one on its kept features (dataset.cache=features).
 
     DML_DATA=... python experiments/bench/features.py --threads 1
-    python experiments/bench/features.py dataset=glyphs backbone.weights=none
+    DML_DATA=... python experiments/bench/features.py image_size=128 --rounds 3
 
 The data is Cars196 cropped to the cars, in batches of 64 at 96 pixels, if options of a run do not change it. The loss
 is multi-similarity, and only the head is trained. Both steps load a batch, pass it forward and backward, and step the
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import ratio
 from dml.configuration.composition import composed
 from dml.errors import UserError, stop
@@ -66,7 +66,7 @@ def main() -> None:
     out_option(parser)
     given = parser.parse_intermixed_args()
     set_threads(given.threads)
-    made(given.out)
+    make_folder(given.out)
     through: list[float] = []
     kept: list[float] = []
     with TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ import torch
 
 from dml.bench.feeding import WORDS, Loading, parts_of
 from dml.bench.images import drawn
-from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import now, ratio
 from dml.training.build import Parts
 
@@ -73,7 +73,7 @@ def main() -> None:
     out_option(parser)
     options = parser.parse_args()
     set_threads(options.threads)
-    made(options.out)
+    make_folder(options.out)
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         (root / "data").mkdir()

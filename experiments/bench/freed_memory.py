@@ -22,7 +22,7 @@ import torch
 from attention import method_of, step_of
 from tabulate import tabulate
 
-from dml.bench.rows import made, out_option, set_threads, threads_option, write_rows
+from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import ratio
 from dml.process import keep_freed_memory
 
@@ -104,7 +104,7 @@ def main() -> None:
     if given.child:
         child(given, *given.child)
         return
-    made(given.out)
+    make_folder(given.out)
     told = {method: rounds(given, method) for method in given.methods}
     write_rows(given.out, told)
     titles = ("", "returned, CPU s", "kept, CPU s", "of those returned, in the system", "kept / returned")

@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dml.bench.rows import made, out_option, write_rows
+from dml.bench.rows import make_folder, out_option, write_rows
 from dml.bench.timing import in_turns, ratio
 from dml.configuration.composition import CONF, composed
 from dml.methods.base import Method
@@ -204,7 +204,7 @@ def main() -> None:
         parser.error("--device cuda: there is no GPU here, leave --device out")
     if options.backbone not in (known := sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))):
         parser.error(f"--backbone {options.backbone} is unknown: choose one of {', '.join(known)}")
-    made(options.out)
+    make_folder(options.out)
     print(f"{options.device}, {torch.get_num_threads()} threads, median of {options.repeats}")
     first, *_ = [alone(*shape, 5 * options.repeats, options.device) for shape in SHAPES]
     told: Figures = {}

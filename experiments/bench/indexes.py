@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dml.bench.rows import made, out_option, write_rows
+from dml.bench.rows import make_folder, out_option, write_rows
 from dml.errors import UserError
 from dml.inference.galleries import blocks
 from dml.inference.index_files import FILE, write_index
@@ -84,7 +84,7 @@ def main() -> None:
     out_option(parser)
     parser.add_argument("--of", type=Path, help=argparse.SUPPRESS)  # of vectors: a child measures one index of them
     options = parser.parse_args()
-    made(options.out)
+    make_folder(options.out)
     told = {}
     with tempfile.TemporaryDirectory() as place:
         if options.of is not None:

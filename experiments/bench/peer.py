@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from dml.bench.rows import made, write_rows
+from dml.bench.rows import make_folder, write_rows
 from dml.configuration.composition import composed
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder that has cars196, or a part of it; default: DML_DATA, else data")
     parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
     options = parser.parse_args()
-    made(options.out)
+    make_folder(options.out)
     try:
         figures = measured(options)
     except UserError as mistake:

@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 from torch import nn
 
-from dml.bench.rows import made, write_rows
+from dml.bench.rows import make_folder, write_rows
 from dml.configuration.composition import composed, output_dir
 from dml.errors import UserError, stop
 from dml.models.attention import Dictionary
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--without", action="append", default=[], choices=sorted(REPAIRS), help="a repair to take back")
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     given = parser.parse_intermixed_args()
-    made(given.out)
+    make_folder(given.out)
     try:
         figures = measured(given.without, given.options, given.out)
     except UserError as mistake:

@@ -30,8 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dml.bench.rows import made as made_folder
-from dml.bench.rows import out_option, write_rows
+from dml.bench.rows import make_folder, out_option, write_rows
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.paths import Paths
@@ -117,7 +116,7 @@ def main() -> None:
     parser.add_argument("--shrink", type=int, default=1, help="divide the sizes by this, to try the script")
     out_option(parser)
     options = parser.parse_args()
-    made_folder(options.out)
+    make_folder(options.out)
     if options.here:
         print(json.dumps(measured(options.images[0] // options.shrink, options.order)))
         return

@@ -27,7 +27,7 @@ from scipy.spatial import ConvexHull
 from torch import Tensor, nn
 from tqdm import trange
 
-from dml.bench.rows import made, write_rows
+from dml.bench.rows import make_folder, write_rows
 from dml.configuration.ranges import Count, Positive, Seed, check_value
 from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
@@ -116,7 +116,7 @@ def check(options: argparse.Namespace) -> None:
     ranges = {"epochs": Count, "steps": Count, "seed": Seed, "lr": Positive, "margin": Positive}
     for name, annotation in ranges.items():
         check_value(f"--{name}", getattr(options, name), annotation)
-    made(options.out)
+    make_folder(options.out)
 
 
 def main() -> None:

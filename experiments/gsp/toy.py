@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.optimize import linprog
 
-from dml.bench.rows import made, write_rows
+from dml.bench.rows import make_folder, write_rows
 from dml.files import atomic_path
 from dml.models.transport import transport_plan
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_toy"))
     folder = parser.parse_args().out
-    made(folder)
+    make_folder(folder)
     cells = toy_map()
     wanted = np.zeros((SIDE, SIDE), bool)
     wanted[:5, :5] = wanted[5:, 5:] = True

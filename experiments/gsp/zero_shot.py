@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from dml.bench.rows import made, write_rows
+from dml.bench.rows import make_folder, write_rows
 from dml.configuration.composition import composed
 from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_value
 from dml.data.cifar import cifar100
@@ -114,7 +114,7 @@ def check(options: argparse.Namespace) -> None:
     ranges = {"m": Size, "epochs": Count, "seed": Seed, "eps": Positive, "lambda_zs": Share, "ridge": Positive}
     for name, annotation in (ranges | {"images": Annotated[int, Field(ge=6, le=500)]}).items():
         check_value(f"--{name.replace('_', '-')}", getattr(options, name), annotation)
-    made(options.out)
+    make_folder(options.out)
 
 
 def main() -> None:
