@@ -103,7 +103,7 @@ def assert_as_on_the_cpu(configure: Configure, folder: Path, *options: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "abe" else pytest.mark.slow) for name in components("method")]
+    "name", [pytest.param(name, marks=[] if name == "baseline" else pytest.mark.slow) for name in components("method")]
 )
 def test_a_method(configure: Configure, tmp_path: Path, name: str) -> None:
     assert_as_on_the_cpu(configure, tmp_path, f"method={name}", "report=true")
