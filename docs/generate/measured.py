@@ -54,7 +54,7 @@ def experiments(names: str) -> str:
     parts = []
     for name in names.split():
         place = f"../reproduction/{name.split('/')[0]}.md#{anchor(name)}"
-        parts += [f"### {read_experiment(name).title}", shown(name), f"[Among the others of its paper]({place})"]
+        parts += [f"### {read_experiment(name).title}", shown(name), f"[With the others of its page]({place})"]
     return "\n\n".join(parts)
 
 
