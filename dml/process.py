@@ -87,8 +87,8 @@ def keep_freed_memory() -> None:
     """Makes the C library keep the memory that this process frees, so that the next step on a CPU uses it again.
 
     glibc takes every block above 32 MiB from the system and returns it when it is freed. The system then clears the
-    same pages for every step's activations: up to a third of the CPU time of MobileNetV2 at 96 pixels in batches of 64,
-    where the peak of memory is up to 9 % higher with this function (experiments/bench/freed_memory.py). It does nothing
+    same pages for every step's activations: a third of the CPU time of MobileNetV2 at 96 pixels in batches of 64, where
+    the peak of memory is some percent higher with this function (experiments/speed/freed_memory.yaml). It does nothing
     with another C library, or if the environment has settings of glibc's malloc.
     """
     tuned = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(name in os.environ for name in OF_MALLOC)
