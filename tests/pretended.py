@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -100,8 +101,14 @@ class _Makers(TorchFunctionMode):
 
 @contextmanager
 def pretended(*, indices: bool = False) -> Iterator[Pretended]:
-    """`tensor.to("meta")` is on the device in here; `indices` as in `Pretended`."""
-    with Pretended(indices=indices) as mode, _Makers():
+    """`tensor.to("meta")` is on the device in here, and autocast of any device is the CPU's; `indices` as in
+    `Pretended`."""
+    autocast = torch.autocast
+    with (
+        patch.object(torch, "autocast", lambda device, *args, **kwargs: autocast("cpu", *args, **kwargs)),
+        Pretended(indices=indices) as mode,
+        _Makers(),
+    ):
         yield mode
 
 

@@ -4,10 +4,10 @@
     python experiments/bench/scale.py --images 1000000 --order random
 
 The records are made up: ten images a class, half of the classes to train on, a quarter of those for validation, and
-paths that do not exist. Real files also take the time to look each up once, 2 to 4 microseconds an image, and to list
-their folders. Each size is measured in a process of its own, so that the peak is that of this size. The peak includes
-the imports of a run, torch and Lightning, which `before` gives alone. Seconds are processor time of one core
-(`time.process_time`); nothing here waits.
+paths that do not exist. Real files also take the time to look each up once, and to list their folders. Each size is
+measured in a process of its own, so that the peak is that of this size. The peak includes the imports of a run, torch
+and Lightning, which `before` gives alone. Seconds are processor time of one core (`time.process_time`); nothing here
+waits.
 
     records     making the columns of paths, labels and roles, and checking them
     files       checking which paths are files, and whether each could be decoded at the last start

@@ -23,15 +23,6 @@ MethodOf = Callable[..., Method]
 STEPS = 2
 
 
-@pytest.fixture(autouse=True)
-def autocast_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has no autocast for the pretended device: it computes on the CPU."""
-    made = torch.autocast
-    monkeypatch.setattr(
-        torch, "autocast", lambda device, *args, **kwargs: made("cpu" if device == "meta" else device, *args, **kwargs)
-    )
-
-
 def course(method_of: MethodOf, device: str, *options: str) -> list[Tensor]:
     """The loss of each of some steps, and the embeddings of other images, on the CPU."""
     method = method_of(*options, "optimizer=sgd", "lr=1e-4").to(device)
