@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dml.models.heads import Head
-from dml.models.poolings.means import AvgMaxPool, GeneralizedMeanPool
+from dml.models.poolings.means import AvgMaxPool, GeneralizedMeanPool, MaxPool
 
 
 @pytest.fixture
@@ -16,6 +16,16 @@ def features() -> torch.Tensor:
 def test_avg_max_is_the_sum_of_both(features: torch.Tensor) -> None:
     array = features.numpy().reshape(2, 5, -1)
     np.testing.assert_allclose(AvgMaxPool()(features).numpy()[..., 0, 0], array.mean(-1) + array.max(-1), rtol=1e-12)
+
+
+def test_max_is_that_of_pytorch(features: torch.Tensor) -> None:
+    """Its gradient too; PyTorch's own is not deterministic on a GPU."""
+    found, other = features.clone().requires_grad_(), features.clone().requires_grad_()
+    pooled, expected = MaxPool()(found), torch.nn.functional.adaptive_max_pool2d(other, 1)
+    torch.testing.assert_close(pooled, expected, rtol=0, atol=0)
+    pooled.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(found.grad, other.grad, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("p", [1.0, 3.0, 4.5])

@@ -1,5 +1,6 @@
 """Transformers as stages, against timm and against a loop over images and learners."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from dml.models.backbones.timm_model import timm_model
 from dml.models.poolings.tokens import ClassToken, ClassTokenAndAverage
 from dml.models.tokens import TokenMap, taken
 from dml.training.build import build_method
+from tests.pretended import pretended
 
 METHODS = ("baseline", "mheads", "mheads_att", "mtails", "abe", "dces", "diablo", "deml", "gsp")
 
@@ -150,6 +152,28 @@ def test_heads_of_the_class_token() -> None:
 def test_images_that_patches_do_not_fill() -> None:
     with pytest.raises(UserError, match=r"image_size=72: test_vit cuts images into patches of 16 pixels; .* 64 or 80"):
         vit()(torch.rand(1, 3, 72, 72))
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_interpolated_positions_have_no_deterministic_gradient_on_a_gpu() -> None:
+    """The GPU is pretended."""
+    options = {"class_token": False, "global_pool": "avg"}  # a pretended device cannot carry tokens
+    with pretended("cuda"):
+        entrance = timm_model(model_name="test_vit", weights="none", options=options).stages["patches"].to("cuda")
+        native, smaller = torch.rand(1, 3, 160, 160).to("cuda"), torch.rand(1, 3, 80, 80).to("cuda")
+        refused = r"test_vit interpolates .* of 80 pixels.*image_size=160 or trainer.deterministic=warn"
+        with pytest.raises(UserError, match=refused):
+            entrance(smaller)
+        assert entrance(native).shape[2:] == (10, 10)
+        entrance.requires_grad_(False)
+        assert entrance(smaller).shape[2:] == (5, 5)
 
 
 @pytest.mark.parametrize("method", METHODS)

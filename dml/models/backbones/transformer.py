@@ -22,7 +22,8 @@ class Patches(nn.Module):
     Positions fit all sides that are multiples of p: timm interpolates the learned ones.
 
     Raises:
-        UserError: (forward) the sides of the images are no multiples of p.
+        UserError: (forward) the sides of the images are no multiples of p, or a GPU that may only use deterministic
+            operations would have to interpolate positions that learn.
     """
 
     def __init__(self, network: Any, name: str) -> None:
@@ -33,8 +34,22 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         need_sides(images, self.patch, f"{self.name} cuts images into patches of {self.patch[0]} pixels")
+        if images.is_cuda and torch.are_deterministic_algorithms_enabled():
+            self._need_order(images)
         sequence = self.network.forward_features(images)  # without blocks
         return _map(sequence, self.count, images.shape[2] // self.patch[0])
+
+    def _need_order(self, images: Tensor) -> None:
+        """Refuses images for which PyTorch would add gradients of positions in a changing order."""
+        positions, patch, grid = self.network.pos_embed, self.patch, self.network.patch_embed.grid_size
+        learned = positions is not None and positions.requires_grad and torch.is_grad_enabled()
+        fits = tuple(images.shape[2:]) == (grid[0] * patch[0], grid[1] * patch[1])
+        if learned and not fits and not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise UserError(
+                f"trainer.deterministic=true: {self.name} interpolates its positions for images of {images.shape[2]} "
+                f"pixels, which PyTorch has no deterministic gradient of on a GPU; choose "
+                f"image_size={grid[0] * patch[0]} or trainer.deterministic=warn."
+            )
 
 
 class Block(nn.Module):

@@ -11,11 +11,21 @@ from dml.configuration.ranges import Count, Positive
 from dml.models.precision import without_autocast
 
 
-class AvgMaxPool(nn.Module):
+class MaxPool(nn.Module):
+    """Global maximum (GMP in GSP, Table 6): `[B,C,h,w] -> [B,C,1,1]`.
+
+    `torch.nn.AdaptiveMaxPool2d` is not used: on a GPU its gradient is refused under `trainer.deterministic=true`.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.flatten(2).max(-1).values[..., None, None]
+
+
+class AvgMaxPool(MaxPool):
     """Sum of global average and global maximum (GMP+GAP in GSP, Table 6): `[B,C,h,w] -> [B,C,1,1]`."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(features, 1) + F.adaptive_max_pool2d(features, 1)
+        return F.adaptive_avg_pool2d(features, 1) + super().forward(features)
 
 
 class GeneralizedMeanPool(nn.Module):
