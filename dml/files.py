@@ -27,6 +27,7 @@ log = logging.getLogger("dml")
 
 LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 NETWORK, CONFIG = "model.safetensors", "config.yaml"
+MANIFEST = "published.json"  # of a published folder
 LARGEST, DEEPEST = 1 << 20, 50  # bytes and levels of a YAML file; those of runs have some thousand bytes and 5 levels
 
 

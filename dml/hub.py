@@ -14,7 +14,7 @@ from dml.errors import UserError
 
 SCHEME = "hf://"
 
-# Only data is fetched and published: no pickle, no code.
+# Only data is fetched: no pickle, no code.
 DATA = ("*.safetensors", "*.json", "*.yaml", "*.npz", "*.png", "README.md")
 
 
@@ -51,11 +51,12 @@ def parted(address: str) -> tuple[str, str | None]:
     return found[1], found[2]
 
 
-def upload(folder: Path, address: str, message: str) -> str:
-    """Uploads the files of a folder to the hub as one commit. The model is made if it does not exist.
+def upload(folder: Path, files: Sequence[str], address: str, message: str) -> str:
+    """Uploads files of a folder to the hub as one commit. The model is made if it does not exist.
 
     Args:
         folder: with the files.
+        files: their names; other files of the folder stay here.
         address: of the model, without a revision.
         message: of the commit.
 
@@ -74,7 +75,7 @@ def upload(folder: Path, address: str, message: str) -> str:
         hub = HfApi()
         place = hub.create_repo(name, repo_type="model", exist_ok=True)
         hub.upload_folder(
-            repo_id=name, folder_path=folder, repo_type="model", commit_message=message, allow_patterns=list(DATA)
+            repo_id=name, folder_path=folder, repo_type="model", commit_message=message, allow_patterns=list(files)
         )
         return str(place)
 

@@ -47,13 +47,14 @@ def main() -> None:
     )
     embedding_options(parser)
     options = parser.parse_args()
-    from dml.inference.search import search
+    from dml.inference.search import INDEX, search
 
+    indexed = (options.gallery / INDEX).is_file()
     search(
         folder_of(options.run),
         options.gallery,
         options.queries,
-        options.out or (beside(options.run, "search") if is_address(options.run) else None),
+        options.out or (beside(options.run, "search") if is_address(options.run) and not indexed else None),
         k=options.k,
         checkpoint=options.checkpoint,
         batch_size=options.batch_size,

@@ -42,6 +42,14 @@ def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
     return make_run
 
 
+def test_what_was_published_of_a_run_is_no_other_run(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a/0", {}, "method=abe")
+    for name in ("a/0/published", "b"):  # the second one is somebody else's
+        (make_run(name, {}, "method=abe", "seed=1") / "published.json").write_text("{}")
+    assert [run.folder for run in leaves([tmp_path])] == [tmp_path / "a" / "0", tmp_path / "b"]
+    assert len(leaves([tmp_path / "a" / "0" / "published"])) == 1
+
+
 def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: Path) -> None:
     methods = ("baseline", "abe", "gsp", "dces")
     for method in methods:

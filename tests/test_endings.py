@@ -34,6 +34,13 @@ def test_exit_codes(raised: BaseException, code: int, said: str, capsys: pytest.
     assert capsys.readouterr().err.startswith(said)
 
 
+def test_names_that_are_no_text_are_printed() -> None:
+    program = "from dml.configuration.command_line import ending\nwith ending(): print('a\\udcff.png')"
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(Path(__file__).parents[1])}
+    printed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert printed.stdout == b"a\\udcff.png\n"
+
+
 def test_what_is_wrong_in_the_code_keeps_its_traceback() -> None:
     for error in (ValueError("ours"), BrokenPipeError("of a worker")):
         with pytest.raises(type(error)), ending():

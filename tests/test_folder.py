@@ -14,7 +14,7 @@ from dml.errors import Interrupted, UserError
 from dml.files import read_yaml, write_atomically
 from dml.launch.sweep import Sweep
 from dml.runs.folder import FORMAT, RunFolder
-from dml.runs.log import FolderLogger, read_metrics
+from dml.runs.log import FolderLogger, log, logged, read_metrics
 from dml.training import run as training
 from dml.training.run import run
 from tests.conftest import TINY
@@ -105,6 +105,12 @@ def test_a_log_that_cannot_be_written_is_told(configure: Configure, tmp_path: Pa
     (tmp_path / "run" / "run.log").mkdir()
     with pytest.raises(UserError, match=r"run\.log cannot be written \(Is a directory\): correct its permissions"):
         run(configure(*SHORT), [])
+
+
+def test_a_log_of_names_that_are_no_text(tmp_path: Path) -> None:
+    with logged(tmp_path):
+        log.warning("a\udcff.png cannot be read")
+    assert "a\\udcff.png cannot be read" in (tmp_path / "run.log").read_text()
 
 
 def test_a_signal_while_a_checkpoint_is_read_is_no_damage(

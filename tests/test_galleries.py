@@ -72,6 +72,32 @@ def test_two_processes_write_what_one_does(run: Path, tmp_path: Path) -> None:
     assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
+def _with_a_mistake(run: Path, photos: Path, out: Path, at: int, name: str) -> str:
+    def raised(*_: object) -> None:
+        raise UserError("this cannot be used")
+
+    with pytest.MonkeyPatch.context() as patched:
+        if torch.distributed.get_rank() == at:
+            patched.setattr(name, raised)
+        try:
+            write_gallery(run, [photos], out, batch_size=3, device="cpu")
+        except UserError as error:
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("at", "name"),
+    [(1, "check_names"), (1, "check_norms"), (0, "Draft.begin"), (0, "Draft.finish"), (0, "held_alone")],
+)
+def test_a_mistake_that_one_process_meets_is_told_by_all(run: Path, tmp_path: Path, at: int, name: str) -> None:
+    photographs(tmp_path / "photos")
+    more = (f"dml.inference.streaming.{name}",)
+    told = of_ranks(2, _with_a_mistake, run, tmp_path / "photos", tmp_path / "a.npy", at, *more, folder=tmp_path / "r")
+    assert told == ["this cannot be used"] * 2
+
+
 SLOW = """
 import sys, time
 from pathlib import Path

@@ -38,6 +38,14 @@ def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:
         assert card["weights"] == Trained.of(run).digest()
 
 
+def test_a_single_image_is_no_list(run: Path, tmp_path: Path) -> None:
+    file, *_ = photographs(tmp_path / "photos", classes=1)
+    embedder = dml.load(run, device="cpu")
+    for images in (file, str(file), Image.new("RGB", (8, 8)), (one for one in [file]), []):
+        with pytest.raises(UserError, match="put a single image into a list"):
+            embedder.embed(images)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["turned", "deep"])
 def test_an_opened_picture_is_that_of_its_file(run: Path, tmp_path: Path, kind: str) -> None:
     random = np.random.default_rng(0)

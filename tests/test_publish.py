@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from dml.evaluation.rounding import rank_bounds
 from dml.hub import folder_of, front_matter, parted, upload
 from dml.inference.embedding import Trained, embed_images
 from dml.inference.publish import _without_places, publish
+from dml.inference.tested import portable
 from dml.inference.verify import command, junk, verify
 from dml.models.products import products
 from dml.reporting.summary import write_summary
@@ -106,16 +108,35 @@ def test_a_card_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
 
 
 def test_commands_hold_no_place_of_the_machine() -> None:
-    typed = ["dml.run", "dataset.root='/home/me/photos (2024)'", "dataset.csv=../client/a.csv", "lr=1e-3", "head=a b"]
-    found = _without_places({"command": shlex.join(typed), "date": "today"})
-    assert shlex.split(found["command"]) == [
-        "dml.run",
-        "dataset.root=photos (2024)",
-        "dataset.csv=a.csv",
-        "lr=1e-3",
-        "head=a b",
-    ]
+    expected = {
+        "/home/me/python": "python",
+        "dml.run": "dml.run",
+        "dataset.root='/home/me/photos (2024)'": "dataset.root='photos (2024)'",
+        "dataset.root=[/home/me/a,/home/me/b]": "dataset.root=[a,b]",
+        "dataset.csv=../client/a.csv": "dataset.csv=a.csv",
+        "+x={a: /home/me/b,c:1}": "+x={a: b,c:1}",
+        "backbone.weights=file:///home/me/w.pth": "backbone.weights=w.pth",
+        "backbone.weights=client/w.pth": "backbone.weights=w.pth",
+        "backbone.weights=imagenet": "backbone.weights=imagenet",
+        "backbone.weights=https://a.b/c/w.pth": "backbone.weights=https://a.b/c/w.pth",
+        "backbone.weights=hf://me/model@v1": "backbone.weights=hf://me/model@v1",
+        "sampler={a:1/2}": "sampler={a:1/2}",
+        "lr=1e-3": "lr=1e-3",
+        "head=a b": "head=a b",
+    }
+    found = _without_places({"command": shlex.join(expected), "date": "today"})
+    assert shlex.split(found["command"]) == list(expected.values())
     assert found["date"] == "today"
+
+
+def test_a_configuration_holds_no_place_of_the_machine() -> None:
+    backbone = {"weights": "file:///home/me/w.pth", "weights_dir": "client", "more": ["./a", "b/c"]}
+    data = {"root": ["client/a", "/home/me/b"], "csv": None, "name": "b/c"}
+    paths = {"data_dir": "/home/me/data", "cache_dir": "c", "output_dir": "o", "sweep_dir": "s"}
+    found = portable({"backbone": backbone, "dataset": data, "paths": paths, "other": "/home/me/data/x/y"})
+    assert found["backbone"] == {"weights": "data/w.pth", "weights_dir": "data/client", "more": ["data/a", "b/c"]}
+    assert found["dataset"] == {"root": ["data/a", "data/b"], "csv": None, "name": "b/c"}
+    assert found["other"] == "data/x/y"
 
 
 def test_its_card(run: Path, published: Path) -> None:
@@ -328,8 +349,11 @@ def test_licences_are_not_made_up(run: Path, tmp_path: Path, monkeypatch: pytest
         publish(run, tmp_path / "a", {"data": "mine"})
     with pytest.raises(UserError, match="the training images came: say it with --data-licence"):
         publish(run, tmp_path / "a", {"weights": "mit"})
-    assert not (tmp_path / "a").exists()
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))  # Ctrl-D
+    with pytest.raises(UserError, match="nothing is published until you say under which licence you publish"):
+        publish(run, tmp_path / "a", {"data": "mine"})
+    assert not (tmp_path / "a").exists()
     monkeypatch.setattr("builtins.input", lambda question: "cc0-1.0")
     publish(run, tmp_path / "asked", {"data": "mine"})
     assert "license: cc0-1.0" in (tmp_path / "asked" / "README.md").read_text()
@@ -346,7 +370,7 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
         (lambda: verify(run, tmp_path), "leave --data out"),
         (lambda: dml.load("hf://me"), "no address of a model: write hf://owner/name"),
         (lambda: dml.load("http://me/model"), "no address of a model"),
-        (lambda: upload(published, "hf://me/model@v1", "x"), "leave @v1 out"),
+        (lambda: upload(published, [], "hf://me/model@v1", "x"), "leave @v1 out"),
         (lambda: dml.load(tmp_path / "nowhere"), "there is no folder"),
     ]
     for call, told in cases:
@@ -394,13 +418,18 @@ def test_addresses(tmp_path: Path) -> None:
 def test_on_the_hub(run: Path, tmp_path: Path, server: Hub) -> None:
     address = "hf://me/characters"
     licences = ["--licence", "cc-by-4.0", "--data-licence", "none"]
+    publish(run, tmp_path / "out", {"weights": "cc-by-4.0", "data": "none"})
+    (tmp_path / "out" / "search").mkdir()  # it was tried out
+    (tmp_path / "out" / "search" / "vectors.npz").write_bytes(b"paths of this machine")
+    (tmp_path / "out" / "threshold.json").write_text("{}")
     told = started(
         server, tmp_path, "-m", "dml.publish", str(run), "-o", str(tmp_path / "out"), *licences, "--to", address
     )
     assert told.returncode == 0, told.stderr
     assert f"On the hub: {server.endpoint}/me/characters" in told.stdout
     (files,) = server.models["me/characters"].commits.values()
-    assert files == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    of_out = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir() if file.is_file()}
+    assert files == {name: content for name, content in of_out.items() if name != "threshold.json"}
 
     photos = photographs(tmp_path / "photos", classes=1)
     places = [f"paths.output_dir={tmp_path / 'began'}", f"paths.cache_dir={tmp_path / 'cache'}"]
@@ -439,7 +468,7 @@ REFUSED = {
     "folder_of('hf://me/nothing')": "hf://me/nothing: the hub has no such model",
     "folder_of('hf://me/gated')": "its owner restricts access",
     "folder_of('hf://me/empty@v9')": "the model has no such revision",
-    "upload(Path('.'), 'hf://me/model', '')": "the hub asks who you are: log in",
+    "upload(Path('.'), [], 'hf://me/model', '')": "the hub asks who you are: log in",
 }
 
 CALLS = """

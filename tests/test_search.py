@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig
 
 from dml.inference.embedding import Trained, embed_images
+from dml.inference.search import search
 from dml.methods.base import Method
 from tests.runs import photographs, untrained_run
 
@@ -162,6 +163,56 @@ def test_files_of_something_else_are_left_alone(
         assert [(file.name, file.read_text()) for file in folder.iterdir()] == [(name, '{"of": "something else"}')]
 
 
+def test_vectors_that_no_search_wrote_are_left_alone(run: Path, tmp_path: Path, call: Call) -> None:
+    files = photographs(tmp_path / "photos")
+    out, ending = tmp_path / "out", ("-k", "2", "--device", "cpu", "-o", tmp_path / "out")
+    vectors = out / "vectors.npz"
+    assert call("embed", run, tmp_path / "photos", "-o", vectors, "--device", "cpu", "--learners")[0] == 0
+    before = vectors.read_bytes()
+    code, said = call("search", run, files[0].parent, files[0], *ending)
+    assert (code, f"{vectors} was not written by dml.search" in said) == (2, True)
+    code, said = call("search", run, vectors, files[0], *ending)  # an index beside them is welcome
+    assert (code, len(rows(said)), (out / "index.faiss").is_file()) == (0, 2, True)
+    assert rows(call("search", run, out, files[0], *ending)[1]) == rows(said)
+    assert call("search", run, files[0].parent, files[0], *ending)[0] == 2
+    assert vectors.read_bytes() == before
+
+
+def test_an_index_below_a_link_finds_its_gallery(run: Path, tmp_path: Path, call: Call) -> None:
+    files, gallery = photographs(tmp_path / "photos"), tmp_path / "gallery.npy"
+    assert call("embed", run, tmp_path / "photos", "-o", gallery, "--device", "cpu")[0] == 0
+    (tmp_path / "disk" / "inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "inner")
+    found, ending = tmp_path / "link" / "found", ("-k", "2", "--device", "cpu")
+    code, said = call("search", run, gallery, files[0], *ending, "--index", "hnsw", "-o", found)
+    assert code == 0, said
+    assert rows(call("search", run, found, files[0], *ending)[1]) == rows(said)
+    assert rows(call("search", run, tmp_path / "disk" / "inner" / "found", files[0], *ending)[1]) == rows(said)
+
+
+def test_a_recall_of_one(run: Path, tmp_path: Path) -> None:
+    files, found = photographs(tmp_path / "photos"), tmp_path / "found"
+    for place in (tmp_path / "photos", found):
+        (result,) = search(run, place, files[:1], found, k=2, device="cpu", index="hnsw", min_recall=1)
+        assert result.paths[0] == str(files[0])
+
+
+def test_where_a_published_embedding_searches(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the gallery if that has an index, else in a folder of the model's name."""
+    monkeypatch.setattr("dml.search.folder_of", lambda place: run)
+    monkeypatch.chdir(tmp_path)
+    files, ending = photographs(tmp_path / "photos"), ("-k", "2", "--device", "cpu")
+    code, said = call("search", "hf://me/model", tmp_path / "photos", files[0], *ending)
+    assert (code, (tmp_path / "model" / "search" / "results.html").is_file()) == (0, True), said
+    (tmp_path / "model" / "search").rename(tmp_path / "found")
+    (tmp_path / "found" / "results.html").unlink()
+    assert call("search", "hf://me/model", tmp_path / "found", files[0], *ending)[0] == 0
+    assert (tmp_path / "found" / "results.html").is_file()
+    assert not (tmp_path / "model" / "search").exists()
+
+
 @pytest.mark.parametrize("more", [("--index", "flat"), ("--index", "hnsw", "-k", "2")])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_a_search_that_writes_elsewhere_leaves_its_gallery(
@@ -197,7 +248,7 @@ def test_an_index_stays_until_the_next_is_whole(
     older = {file.name: file.read_bytes() for file in found.iterdir()}
     larger = ("search", run, tmp_path / "photos", files[0], *ending, "-o", found, "--index", kind)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with full_disk(1000):

@@ -1,6 +1,7 @@
 """How every command ends: its exit codes, and one sentence for each mistake on the command line."""
 
 import difflib
+import io
 import os
 import select
 import sys
@@ -25,6 +26,8 @@ def ending(files: bool = True) -> Iterator[None]:
         files: an `OSError` is about a file that the user named, and is told in one sentence. False, as for trainings:
             it passes with its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr: names of files may hold bytes that are not text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield

@@ -21,9 +21,8 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import CONFIG, NETWORK, atomic_path, holds_network, write_atomically, write_network
+from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, holds_network, write_atomically, write_network
 from dml.inference.embedding import Trained
-from dml.inference.publish import MANIFEST
 from dml.inference.vectors import writable
 from dml.methods.base import Method
 from dml.models.backbones.trained import merge_adapters

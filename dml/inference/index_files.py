@@ -18,19 +18,24 @@ from dml.evaluation.clustering import need_faiss
 from dml.files import atomic_path, write_through
 from dml.inference.galleries import checksum_of, has_values
 from dml.inference.indexes import Index, Measured
-from dml.inference.vectors import Vectors, holds_vectors, save_vectors
+from dml.inference.vectors import Vectors, belongs_to_search, save_vectors
 from dml.runs.reading import reading, require
 
 FILE, ABOUT, VECTORS = "index.faiss", "index.json", "vectors.npz"
 
 
-def check_folder(folder: Path) -> None:
-    """Raises UserError if a folder has a file of a name that a search writes, but that no search wrote."""
+def check_folder(folder: Path, source: Path) -> None:
+    """Raises UserError if a folder has a file of a name that a search writes, but that no search wrote.
+
+    Args:
+        folder: to write to.
+        source: the gallery. If that is the folder's file of vectors, it stays as it is.
+    """
     about, vectors, file = (folder / name for name in (ABOUT, VECTORS, FILE))
     strange = []
     if about.exists() and not has_values(about, "kind", "vectors", "of", "index"):
         strange.append(about)
-    if vectors.exists() and not holds_vectors(vectors):
+    if vectors.exists() and vectors.resolve() != source.resolve() and not belongs_to_search(vectors):
         strange.append(vectors)
     if file.exists() and not about.exists() and not vectors.exists():  # an index of ours has one of them beside it
         strange.append(file)
@@ -67,7 +72,7 @@ def replace_index(
             if describe is not None:
                 write_through(named.enter_context(atomic_path(folder / ABOUT)), describe(index))
             if vectors is not None:
-                save_vectors(named.enter_context(atomic_path(folder / VECTORS)), vectors)
+                save_vectors(named.enter_context(atomic_path(folder / VECTORS)), vectors, of_search=True)
         if describe is None:
             (folder / ABOUT).unlink(missing_ok=True)
     except OSError as error:
@@ -111,10 +116,10 @@ def write_index(
     def describe(path: Path) -> str:
         about = {
             "kind": index.kind,
-            "vectors": os.path.relpath(source, folder),
+            "vectors": os.path.relpath(source.resolve(), folder.resolve()),  # `..` of a link is that of its target
             "of": vectors.checksum(),
             "index": checksum_of(path),
-            "min_recall": asked,
+            "min_recall": float(asked),
         }
         return json.dumps(about | asdict(measured), indent=1) + "\n"
 

@@ -1,6 +1,6 @@
 """A trained embedding as an object of Python's: `dml.load(place)`."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Embedder:
             UserError: there are no images, or one cannot be read.
         """
         check_value("batch_size", batch_size, Size)
-        if isinstance(images, str | Path) or not len(images):
+        if isinstance(images, str | Path | Image.Image) or not isinstance(images, Sized) or not len(images):
             raise UserError("embed takes a list of images, with at least one: put a single image into a list.")
         found = []
         for batch in opened(self.trained.transform, in_batches(images, batch_size), _opened):

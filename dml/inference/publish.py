@@ -7,10 +7,12 @@ digest of each file and each tensor.
 
 import hashlib
 import json
+import re
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,10 @@ from torch import Tensor
 
 from dml import __version__
 from dml.errors import UserError
-from dml.files import CONFIG, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
+from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
 from dml.hub import is_address, upload
 from dml.inference.embedding import Trained
-from dml.inference.tested import PLACES, portable
+from dml.inference.tested import holds_path, portable
 from dml.inference.vectors import writable
 from dml.reporting.card import Facts, Licences, card
 from dml.reporting.table import monitor
@@ -30,12 +32,15 @@ from dml.runs import provenance
 from dml.runs.folder import RunFolder
 from dml.runs.scores import EMBEDDINGS, QUERIES
 
-MANIFEST, CARD, PICTURE = "published.json", "README.md", "similarities.png"
+CARD, PICTURE = "README.md", "similarities.png"
 BEGUN = ".publishing"  # marks a folder whose publishing began and has not ended
 
 CAPTION = "Cosine similarity of positive and negative pairs of test images"
 
 OF_RUN = ("metrics.json", QUERIES, EMBEDDINGS)
+
+# A value, or a part of Hydra's lists and mappings, without quotes: the key, if there is one, and the rest.
+PART = re.compile(r"((?!file:)\w+:\s*)?([^\[\]{},'\"]+)")
 
 
 def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str | None = None) -> None:
@@ -92,13 +97,16 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
             picture={"file": PICTURE, "caption": CAPTION} if (folder / PICTURE).is_file() else None,
         )
         write_atomically(folder / CARD, card(facts))
-        write_atomically(folder / MANIFEST, json.dumps(_manifest(folder, trained, tensors), indent=1) + "\n")
+        manifest = _manifest(folder, trained, tensors)
+        write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
         (folder / BEGUN).unlink()
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")
     if to is not None:
-        print(f"On the hub: {upload(folder, to, f'{name}, step {trained.step}')}")
+        pictures = [PICTURE] if facts.picture else []
+        files = [*manifest["files"], *pictures, CARD, MANIFEST]
+        print(f"On the hub: {upload(folder, files, to, f'{name}, step {trained.step}')}")
 
 
 def result(metrics: Mapping[str, float]) -> str:
@@ -165,7 +173,10 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
         if said in (None, "", "unknown"):
             if not sys.stdin.isatty():
                 raise UserError(f"neither the command nor the run says {question}: say it with {option}.")
-            said = input(f"Please say {question}: ").strip()
+            try:
+                said = input(f"Please say {question}: ").strip()
+            except EOFError:  # Ctrl-D
+                said = ""
             if not said:
                 raise UserError(f"nothing is published until you say {question}: say it with {option}.")
         found[name] = str(said)
@@ -176,11 +187,18 @@ def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a start of the run's provenance in which the command has names instead of paths of the machine."""
     words = []
     for word in shlex.split(str(start["command"])):
-        option, _, value = word.partition("=")
-        value = value.strip("'\"")  # Hydra's quotes around blanks and brackets
-        place = value.startswith(("/", "~")) or option.rpartition(".")[2] in PLACES
-        words.append(f"{option}={Path(value).name}" if place else word)
+        option, equals, value = word.partition("=") if "=" in word else ("", "", word)
+        parts = partial(_without_place, option.rpartition(".")[2])
+        words.append(option + equals + PART.sub(parts, value))
     return {**start, "command": shlex.join(words)}
+
+
+def _without_place(option: str, part: re.Match[str]) -> str:
+    """Returns a part of an option's value as it is, or only its name if it is a path."""
+    key, value = part[1] or "", part[2]
+    if is_address(part[0]) and not part[0].startswith("file:"):
+        return part[0]
+    return key + Path(value).name if holds_path(key.rstrip(": ") or option, value) else part[0]
 
 
 def _in_a_sentence(protocol: Any, checkpoint: str) -> str:

@@ -147,7 +147,7 @@ def search(
         )
     folder = out or (place if indexed else run / "search")
     if not indexed or folder.resolve() != place.resolve():
-        check_folder(folder)
+        check_folder(folder, place)
     trained = Trained.of(run, checkpoint, device)
     least = read_threshold(run, trained) if threshold else None
     writable(folder)
@@ -257,7 +257,7 @@ def _stored(place: Path, folder: Path, trained: Trained, kind: str | None, k: in
             )
         return Gallery(index.search, vectors.paths.tolist())
     about = described(place)
-    source = place / about["vectors"]
+    source = place.resolve() / about["vectors"]
     vectors = _vectors(source, trained)
     if kind not in (None, about["kind"]):
         return _indexed(folder, vectors, source, kind, k, min_recall)

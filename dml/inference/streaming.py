@@ -3,10 +3,11 @@
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,9 +20,18 @@ from dml.configuration.ranges import Size, check_value
 from dml.data.paths import Paths
 from dml.distributed import from_all_ranks
 from dml.errors import UserError
-from dml.inference.embedding import Trained, check_norms, image_files, opened, picture_of, unreadable_sentence
+from dml.inference.embedding import (
+    Trained,
+    check_norms,
+    image_files,
+    opened,
+    picture_of,
+    unreadable_sentence,
+)
 from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, check_names, check_place, held_alone, need_pyarrow
 from dml.inference.vectors import writable
+
+T = TypeVar("T")
 
 MARKED_EVERY = 5.0  # seconds; a kill loses the work of this time at most
 
@@ -37,7 +47,8 @@ def group() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    init_process_group("gloo")
+    # Processes wait for the slowest one, and for the first to finish the file, without a word in between.
+    init_process_group("gloo", timeout=timedelta(days=30))
     try:
         yield
     finally:
@@ -81,37 +92,65 @@ def write_gallery(
 def _write(
     run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, skip: bool, dtype: str
 ) -> None:
+    files, trained, what = _together(lambda: _prepared(run, places, out, checkpoint, batch_size, device, dtype))
+    if any(one != what for one in from_all_ranks(what)):
+        raise UserError("The processes do not see the same images or the same run: give all the same folders.")
+    first = not is_initialized() or get_rank() == 0
+    with ExitStack() as held:
+
+        def begin() -> None:
+            if first:
+                held.enter_context(held_alone(out))
+                seen = Paths.of(map(str, files)).files
+                Draft.begin(out, what, np.stack((seen.sizes, seen.times), axis=1))
+
+        _together(begin)
+        draft = _together(lambda: Draft.open(out))
+        unreadable = _together(lambda: _embed(trained, files, draft, batch_size, skip))
+        found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
+        if found and (not skip or len(found) == len(files)):
+            remedy = "name others" if skip else "repair them and repeat the command, or leave them out with --skip"
+            raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")
+
+        def finish() -> None:
+            if not first:
+                return
+            count = draft.finish([str(file) for file in files], what["weights"])
+            if found:
+                said = unreadable_sentence({files[at]: why for at, why in sorted(found.items())})
+                print(f"Left out: {said}.")
+            before = f"; {draft.found} of them were there already" if draft.found else ""
+            print(f"{out}: {count} embeddings of {trained.width} dimensions, {dtype}{before}")
+
+        _together(finish)
+
+
+def _prepared(
+    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, dtype: str
+) -> tuple[list[Path], Trained, dict[str, Any]]:
+    """Returns the images, the run, and what is to be written, on which the processes have to agree."""
     files = image_files(places)
     check_names(files)
     check_place(out)
     trained = Trained.of(run, checkpoint, device)
     writable(out.parent)
     names = hashlib.sha256(b"\0".join(os.fsencode(file) for file in files)).hexdigest()
-    weights = trained.digest()
-    what: dict[str, Any] = {"shape": [len(files), trained.width], "dtype": dtype, "weights": weights, "images": names}
-    what["batch_size"] = batch_size  # the last bits may depend on it
-    if any(one != what for one in from_all_ranks(what)):
-        raise UserError("The processes do not see the same images or the same run: give all the same folders.")
-    first = not is_initialized() or get_rank() == 0
-    with held_alone(out) if first else nullcontext():
-        if first:
-            seen = Paths.of(map(str, files)).files
-            Draft.begin(out, what, np.stack((seen.sizes, seen.times), axis=1))
-        from_all_ranks(None)  # all wait here until the first process has made the files
-        draft = Draft.open(out)
-        unreadable = _embed(trained, files, draft, batch_size, skip)
-        found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
-        if found and (not skip or len(found) == len(files)):
-            remedy = "name others" if skip else "repair them and repeat the command, or leave them out with --skip"
-            raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")
-        if first:
-            count = draft.finish([str(file) for file in files], weights)
-            if found:
-                said = unreadable_sentence({files[at]: why for at, why in sorted(found.items())})
-                print(f"Left out: {said}.")
-            before = f"; {draft.found} of them were there already" if draft.found else ""
-            print(f"{out}: {count} embeddings of {trained.width} dimensions, {dtype}{before}")
-        from_all_ranks(None)  # all wait here for the first process, which the group needs to the end
+    what = {"shape": [len(files), trained.width], "dtype": dtype, "weights": trained.digest(), "images": names}
+    return files, trained, what | {"batch_size": batch_size}  # the last bits may depend on the batches
+
+
+def _together(step: Callable[[], T]) -> T:
+    """Takes a step of all processes, which wait for one another at its end. A user's mistake that one of them meets is
+    raised by all: the first one, which prints it, would not learn of it otherwise, and the others would wait."""
+    done, said = [], None
+    try:
+        done.append(step())
+    except UserError as error:
+        said = str(error)
+    for one in from_all_ranks(said):
+        if one is not None:
+            raise UserError(one)
+    return done[0]
 
 
 def _embed(trained: Trained, files: Sequence[Path], draft: Draft, batch_size: int, skip: bool) -> dict[int, str]:

@@ -20,13 +20,14 @@ from dml.errors import UserError
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import EvaluatedPart, Split
 from dml.files import NETWORK
+from dml.hub import is_address
 from dml.inference.embedding import Trained, in_batches, opened
 from dml.runs.reading import reading
 from dml.training.rebuild import described
 
 DATA = "data"  # stands for the folder of data sets in a published configuration
 
-PLACES = ("root", "csv")  # options of data sets that are paths, even if they do not look like one
+PLACES = ("root", "csv", "weights_dir")  # options that are paths, even if they do not look like one
 
 
 @dataclass(frozen=True)
@@ -99,22 +100,31 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     """
     data_dir = str(config["paths"]["data_dir"])
 
-    def walk(node: Any, is_place: bool) -> Any:
+    def walk(node: Any, option: str) -> Any:
         if isinstance(node, dict):
-            return {name: walk(part, name in PLACES) for name, part in node.items()}
+            return {name: walk(part, str(name)) for name, part in node.items()}
         if isinstance(node, list):
-            return [walk(part, is_place) for part in node]
+            return [walk(part, option) for part in node]
         if not isinstance(node, str):
             return node
         if node == data_dir or node.startswith(f"{data_dir}/"):
             return DATA + node[len(data_dir) :]
-        if is_place or os.path.isabs(os.path.expanduser(node)):
+        if holds_path(option, node):
             return f"{DATA}/{Path(node).name}"
         return node
 
     kept = {name: part for name, part in config.items() if name not in ("logger", "hydra", "debug")}
     paths = {"data_dir": DATA, "cache_dir": "cache", "output_dir": "runs", "sweep_dir": "runs"}
-    return {**walk(kept, is_place=False), "paths": paths}
+    return {**walk(kept, ""), "paths": paths}
+
+
+def holds_path(option: str, value: str) -> bool:
+    """Returns whether a value is a path of this machine, by its looks or as the value of an option of this name."""
+    if value.startswith(("/", "~", "./", "../", "file:")):
+        return True
+    if option == "weights":  # of a backbone
+        return value not in ("imagenet", "none") and not is_address(value)
+    return option in PLACES
 
 
 def located(config: DictConfig, data: Path) -> DictConfig:

@@ -15,6 +15,7 @@ from dml.files import atomic_path
 from dml.runs.reading import reading, require
 
 UNIT = 1e-3  # how far from 1 a norm may be
+OF_SEARCH = "of_search"  # an array that only the files of searches have
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,27 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
         raise UserError(f"{path} cannot be written ({error.strerror}): name another with -o.") from error
 
 
-def save_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None) -> None:
-    """Writes the same file straight to its place. Raises OSError if it cannot be written."""
+def save_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None, *, of_search: bool = False) -> None:
+    """Writes the same file straight to its place. Raises OSError if it cannot be written.
+
+    Args:
+        of_search: it belongs to a search, which may replace it.
+    """
     content = {"embeddings": vectors.embeddings, "paths": vectors.paths}
     content |= {"weights": np.array(vectors.weights, np.str_), "checksum": np.array(vectors.checksum(), np.str_)}
     if learners is not None:
         content["learners"] = learners
+    if of_search:
+        content[OF_SEARCH] = np.array(True)
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **content)
 
 
-def holds_vectors(path: Path) -> bool:
-    """Returns whether a file has the parts that `write_vectors` writes. Their content is not looked at."""
+def belongs_to_search(path: Path) -> bool:
+    """Returns whether a search wrote a file of vectors. Its content is not looked at."""
     try:
         with ZipFile(path) as parts:
-            return {f"{name}.npy" for name in ("embeddings", "paths", "weights", "checksum")} <= set(parts.namelist())
+            return f"{OF_SEARCH}.npy" in parts.namelist()
     except (OSError, BadZipFile, ValueError, NotImplementedError):
         return False
 

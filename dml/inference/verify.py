@@ -15,10 +15,10 @@ from dml.errors import Unfaithful, UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import ENDS
 from dml.evaluation.rounding import rank_bounds
-from dml.files import NETWORK, read_tensors
+from dml.files import MANIFEST, NETWORK, read_tensors
 from dml.hub import folder_of, front_matter, licence_of
 from dml.inference.embedding import Trained
-from dml.inference.publish import CARD, MANIFEST, digest_of, digests_of, result
+from dml.inference.publish import CARD, digest_of, digests_of, result
 from dml.inference.tested import Tested
 from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require

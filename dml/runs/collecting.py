@@ -13,7 +13,7 @@ from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.evaluation.interval import ENDS
 from dml.evaluation.metric import GAIN, HEADLINE, metric
-from dml.files import read_yaml
+from dml.files import MANIFEST, read_yaml
 from dml.runs.about import settings
 from dml.runs.folder import RunFolder
 from dml.runs.reading import read_metrics_json, reading, require
@@ -114,7 +114,8 @@ def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
-    """Finds the finished runs below some folders, sorted by path. Of a run with several trainings it finds these.
+    """Finds the finished runs below some folders, sorted by path. Of a run with several trainings it finds these. What
+    was published of a run and lies in its folder counts only if it is named itself.
 
     Raises:
         UserError: a folder does not exist, or a run has a damaged file.
@@ -124,10 +125,14 @@ def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder: name the folder of a run, or one that holds runs.")
         for file in sorted(folder.rglob("metrics.json")):
-            run = _finished(file.parent)
+            run = None if file.parent != folder and _published_of_a_run(file.parent) else _finished(file.parent)
             if run is not None:
                 found[file.parent.resolve()] = run
     return list(found.values())
+
+
+def _published_of_a_run(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and any((above / "metrics.json").is_file() for above in folder.parents)
 
 
 def _finished(folder: Path) -> FinishedRun | None:

@@ -28,7 +28,8 @@ def logged(folder: Path) -> Iterator[None]:
         UserError: the file cannot be written.
     """
     try:
-        handler = logging.FileHandler(folder / "run.log")
+        # A file's name may hold bytes that are not UTF-8.
+        handler = logging.FileHandler(folder / "run.log", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UserError(
             f"{folder / 'run.log'} cannot be written ({error.strerror}): correct its permissions, or choose another "

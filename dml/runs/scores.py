@@ -1,6 +1,7 @@
 """Files about a run's test images: the metrics of each query and, for some protocols, the embeddings."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class Queries:
 
     def metric(self, name: str) -> np.ndarray | None:
         """Returns the values `[Q]` float64 of a metric, which may be Recall@K; None if the run did not write it."""
-        if name.startswith("recall@"):
-            return ((self.best_rank > 0) & (self.best_rank <= int(name.removeprefix("recall@")))).astype(float)
+        if recall := re.fullmatch(r"recall@(\d{1,18})", name):
+            return ((self.best_rank > 0) & (self.best_rank <= int(recall[1]))).astype(float)
         return self.values.get(name)
 
 

@@ -168,6 +168,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     assert ("last/map@r" in figures) == (select != "last")
     queries = read_queries(folder)
     assert (queries.best_rank == 1).mean() == figures["test/recall@1"]
+    assert queries.metric("recall@x") is queries.metric("recall@1/more") is None
     assert queries.values["map@r"].mean() == pytest.approx(figures["test/map@r"], abs=1e-12)
     assert len(set(queries.classes.tolist())) == figures["data/test/classes"]
     assert json.loads((folder / "metrics.json").read_text()) == figures
