@@ -60,8 +60,9 @@ class DCES(Method):
     (`space=features`); trains the full embedding from epoch 80 of 200 on clustered batches and from 190 on all images
     (`full_embedding_from`, `finetune_from`); does not train beta (`loss.loss.learn_beta=false`); decays weights
     (`optimizer.weight_decay=1e-4`); and keeps batch norm in evaluation mode (`backbone.batch_norm=running`).
-    It matches by symmetric difference and then applies the inverted permutation, which assigns clusters to learners
-    about as chance would (`match=none`). Its choice of the 3 nearest negatives is not available.
+    It matches by symmetric difference and then applies the inverted permutation. As its K-means always starts from the
+    same images, many clusters keep their number and learner all the same. This is not available, nor its choice of the
+    3 nearest negatives.
 
     Args:
         backbone, head, loss, dim: see `dml.methods.base`; the head is built once for the whole width and then cut.

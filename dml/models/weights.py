@@ -116,7 +116,11 @@ def find_weights(weights: str, *, published: Published | None, weights_dir: str 
     if weights == "imagenet":
         return _imagenet(published, folder)
     if weights.startswith(SCHEME):
-        return _in_folder(folder_of(weights, (*IN_FOLDER, "config.json", "README.md")))
+        for name in IN_FOLDER:  # a pickle is fetched only if there is nothing else
+            folder = folder_of(weights, (name, "config.json", "README.md"))
+            if (folder / name).is_file():
+                break
+        return _in_folder(folder)
     if "://" in weights:
         return _download(weights, folder_of_url(weights, folder))
     path = Path(weights).expanduser()

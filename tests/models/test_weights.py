@@ -25,7 +25,7 @@ from dml.models.backbones.mobilenet_v2 import mobilenet_v2
 from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
-from dml.models.weights import Published, Source, load_weights
+from dml.models.weights import Published, Source, find_weights, load_weights
 
 
 def net() -> nn.Module:
@@ -393,3 +393,20 @@ def test_timm_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"timm cannot give test_resnet its weights .*backbone\.weights=none"):
         timm_model(model_name="test_resnet", weights="imagenet", weights_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("there", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pickle_is_fetched_only_if_there_is_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    asked: list[str] = []
+
+    def fetched(place: str, files: tuple[str, ...]) -> Path:
+        asked.extend(files)
+        for name in {there} & set(files):
+            (tmp_path / name).touch()
+        return tmp_path
+
+    monkeypatch.setattr("dml.models.weights.folder_of", fetched)
+    assert find_weights("hf://me/model", published=None, weights_dir=None) == tmp_path / there
+    assert ("pytorch_model.bin" in asked) == (there == "pytorch_model.bin")
