@@ -145,7 +145,7 @@ class DeML(Method):
             where that is positive (the released code, with weight 0.2); or `none`.
         lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
         balance: `lambda_adv` is the ratio of this loss's gradient to the metric loss's (see `Balance`), and not the
-            weight of eq. 5 as printed.
+            weight of eq. 4 as printed.
         adversary_width: width of the adversary's layer, at least that of a learner; None: twice that of a learner.
         object_layers: stages on whose maps object attention walks; None: the last one, and the last one of a higher
             resolution if there is one (GoogLeNet: inception4e and inception5b, as in the paper).
