@@ -16,7 +16,7 @@ from typing import NoReturn
 
 def stop(sentence: str) -> NoReturn:
     """Ends the process with exit code 2. If there are several processes, only the first one prints the sentence."""
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0")))
+    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
     if rank == "0" or not rank.isdigit():  # if the rank is not a number, that is the mistake to print
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)

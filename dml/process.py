@@ -239,7 +239,9 @@ def check_environment() -> None:
 def processes() -> int:
     """Returns how many processes were started together. Raises UserError as `check_environment`."""
     check_environment()
-    return max(int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "SLURM_NTASKS"))
+    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # a shell, whose tasks do not run yet
+    names = ("WORLD_SIZE",) if interactive else ("WORLD_SIZE", "SLURM_NTASKS")
+    return max(int(os.environ.get(name, "1")) for name in names)
 
 
 def of_torchrun() -> tuple[int, int]:

@@ -283,7 +283,9 @@ def test_commands_for_a_folder_of_any_name(little: Experiment, tmp_path: Path) -
     assert in_miniature(("dataset=glyphs",), out).config.paths.data_dir == str(out / "data")
 
 
-def test_records_of_rows_that_changed_since_are_no_measurements(little: Experiment, tmp_path: Path) -> None:
+def test_records_of_rows_that_changed_since_are_no_measurements(
+    little: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = sizes_of(little)
     keep(little, found)
     assert read_experiment("us/table1").measured == found
@@ -293,6 +295,32 @@ def test_records_of_rows_that_changed_since_are_no_measurements(little: Experime
     assert changed.measured == []
     (now,) = sizes_of(changed)
     assert now.metrics["model/params"] < found[0].metrics["model/params"]
+    capsys.readouterr()
+    keep(changed, [now])
+    assert "measured: 1 of rows that are gone or have other options now" in capsys.readouterr().out
+    keep(changed, [now])
+    assert capsys.readouterr().out == ""
+
+
+def test_differences_from_a_row_that_is_no_base_any_more_are_not_shown(little: Experiment, tmp_path: Path) -> None:
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    rows = "".join(
+        f"  - {{name: {name}, overrides: [method=baseline, lr={lr}]}}\n" for name, lr in (("a", 1), ("b", 2))
+    )
+    path.write_text(f"{path.read_text()}{rows}compared_with: mine\n")
+    experiment = read_experiment("us/table1")
+    of = [
+        Measurement(one.row, one.part, one.key, 0, [], {"test/recall@1": 0.5}, "python", "c", "d", "h")
+        for one in experiment.trainings(seeds=[0])
+    ]
+    difference = Compared("a", "glyphs", [], "map@r", "mine", 0.1, 0.0, 0.2, 0.5, [1, 1])
+    keep(experiment, of, [difference])
+    assert read_experiment("us/table1").compared == [difference]
+    for change in (("compared_with: mine", "compared_with: b"), ("[method=baseline]", "[method=baseline, lr=3]")):
+        said = path.read_text()
+        path.write_text(said.replace(*change))
+        assert read_experiment("us/table1").compared == []
+        path.write_text(said)
 
 
 def test_a_part_has_seeds_of_its_own(little: Experiment) -> None:

@@ -11,19 +11,20 @@ from typing import cast
 import pytest
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from torch import nn
 
 from dml.errors import UserError, stop
 from dml.launch.run import _check_folder_is_named
 from dml.methods.base import Method
-from dml.process import check_environment, of_slurm
+from dml.process import check_environment, of_slurm, processes
 from dml.runs.folder import RunFolder
 from dml.training.build import Parts
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.run import prepare_run, run
-from dml.training.trainer import Bar
+from dml.training.trainer import Bar, _environment
 from tests.conftest import TINY
 
 Configure = Callable[..., DictConfig]
@@ -68,12 +69,13 @@ def test_torchrun_says_how_many(
     ranks = {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a", **environment}
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
-    trainer = prepare_run(configure(*TINY, "backbone.batch_norm=running"), RunFolder(tmp_path / "run"))[1]
+    options = ["backbone.batch_norm=running", "sampler.batch_size=24"]
+    trainer = prepare_run(configure(*TINY, *options), RunFolder(tmp_path / "run"))[1]
     assert (trainer.num_devices, trainer.num_nodes) == (devices, nodes)
 
 
 def test_a_task_of_slurm_starts_its_ranks_itself(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     of_slurm = {
         "NTASKS": "1",
@@ -93,6 +95,34 @@ def test_a_task_of_slurm_starts_its_ranks_itself(
     environment = trainer.strategy.cluster_environment  # type: ignore[attr-defined]
     assert not environment.creates_processes_externally
     assert trainer.world_size == 2
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}.items():  # in the rank that it starts
+        monkeypatch.setenv(name, value)
+    (environment,) = _environment()
+    assert isinstance(environment, LightningEnvironment)
+    environment.set_world_size(2)
+    environment.set_global_rank(1)
+    assert environment.local_rank() == 1
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit):
+        stop("told once")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["bash", "interactive"])
+def test_a_shell_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_NAME", "training")
+    assert processes() == 4
+    monkeypatch.setenv("SLURM_JOB_NAME", name)
+    assert processes() == 1
+
+
+def test_a_batch_that_the_devices_do_not_divide(configure: Configure, tmp_path: Path) -> None:
+    options = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "backbone.batch_norm=running"]
+    config = configure(*TINY, *options, "sampler=uniform", "sampler.batch_size=7")
+    with pytest.raises(UserError, match="batch_size=7 is not divisible by the 2 devices"):
+        prepare_run(config, RunFolder(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_NTASKS", "SLURM_PROCID", "MASTER_PORT"])

@@ -34,7 +34,7 @@ KINDS = ("separated", "concatenated")
 
 LEVEL = 0.95
 
-MOST = 1000  # if there are more collections than this, so many are drawn
+MOST = 1000  # if there are more collections than this, so many are drawn, some of them twice
 
 Model = tuple[int, int]  # fold, repeat
 
@@ -48,7 +48,8 @@ class Aggregate:
         folds: the number of folds.
         models: the trainings, by fold and repetition.
         width: of one training's embedding.
-        collections: for every choice of one training of each fold, the metrics, named `<kind>/<metric>`.
+        collections: for every choice of one training of each fold (of more than `MOST`, for some of them, drawn at
+            random), the metrics, named `<kind>/<metric>`.
     """
 
     label: str
@@ -281,6 +282,8 @@ def _points(
 
 def _print(one: Aggregate) -> None:
     summary, repeats = one.summary(), len(one.independent)
+    count = math.prod(sum(fold == at for at, _ in one.models) for fold in range(one.folds))
+    which = "every choice" if len(one.collections) == count else f"as many of {count} choices, drawn at random,"
     table = Table(
         box=SIMPLE_HEAD,
         collapse_padding=True,
@@ -289,13 +292,13 @@ def _print(one: Aggregate) -> None:
         caption=(
             "One collection: a spread needs several repetitions."
             if len(one.collections) == 1
-            else f"{len(one.collections)} collections: mean±std (n - 1) over every choice of one training of each "
+            else f"{len(one.collections)} collections: mean±std (n - 1) over {which} of one training of each "
             "fold; they share trainings, so std says nothing about the error of the mean. "
             f"{repeats} repetitions: independent collections, mean"
             + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval needs several")
         ),
     )
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for name in of_queries():
         table.add_column(metric(name).title, justify="right", no_wrap=True)
     for kind, width in zip(KINDS, (one.width, one.folds * one.width), strict=True):

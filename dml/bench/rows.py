@@ -20,6 +20,18 @@ def threads_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="of PyTorch; default: OMP_NUM_THREADS, else one for each core")
 
 
+def device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", type=_device, default=torch.device("cpu"), help="cpu or cuda; default: %(default)s")
+
+
+def _device(word: str) -> torch.device:
+    if word not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"{word} is neither cpu nor cuda")
+    if word == "cuda" and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError("there is no GPU here, leave it out")
+    return torch.device(word)
+
+
 def set_threads(threads: int | None) -> None:
     """Sets the threads of PyTorch; a number below 1 ends the process with a sentence."""
     if threads is None:

@@ -34,9 +34,11 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
     counts = {f"protocol.{axis.count}" for axis in axes_of(filled.protocol) if not axis.shapes}
     left_out = ("runtime.", *EXECUTION)
     flat = {name: v for name, v in walk(container, "") if name not in counts and not name.startswith(left_out)}
-    data_dir = str(filled.paths.data_dir)  # data that was moved is the same data
+    data_dir = str(filled.paths.data_dir).rstrip("/")  # data that was moved is the same data
     return {
-        name: value.replace(data_dir, "DATA", 1) if isinstance(value, str) and value.startswith(data_dir) else value
+        name: "DATA" + value.removeprefix(data_dir)
+        if isinstance(value, str) and (value == data_dir or value.startswith(f"{data_dir}/"))
+        else value
         for name, value in flat.items()
     }
 

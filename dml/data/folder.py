@@ -161,9 +161,22 @@ def images_below(path: Path) -> list[str]:
 
 
 def _roles_of_folders(names: list[str]) -> list[str]:
-    """Returns the role of each class by its folder, `train` or `test`; empty if some lie elsewhere or one is empty."""
-    roles = [name.partition("/")[0] for name in names]
-    return roles if set(roles) == {"train", "test"} else []
+    """Returns the role of each class by its folder, `train` or `test`; empty if some lie elsewhere or one is empty.
+
+    Raises:
+        UserError: a class lies below both.
+    """
+    parted = [name.partition("/") for name in names]
+    roles = [role for role, _, _ in parted]
+    if set(roles) != {"train", "test"}:
+        return []
+    train, test = ({name for role, _, name in parted if role == side} for side in ("train", "test"))
+    if both := sorted(train & test):
+        raise UserError(
+            f"{len(both)} classes lie below train/ and below test/, such as {both[0]}, but the test is of classes that "
+            "training has not seen: put all images of a class into one folder"
+        )
+    return roles
 
 
 def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:

@@ -23,7 +23,7 @@ from dml.configuration.composition import composed
 from dml.errors import UserError
 
 
-@ending(files=False)
+@ending()
 def main() -> None:
     typed = sys.argv[1:]
     if not typed or {"-h", "--help"} & set(typed):

@@ -33,7 +33,7 @@ class Calibration:
         similarities, weights = _bins(pairs)
         kinds = np.repeat([0, 1], weights.shape[1])
         # The penalty keeps the slope finite where similarities separate the kinds; else it is far below the last digit.
-        model = LogisticRegression(C=1e6, solver="newton-cholesky", max_iter=500)
+        model = LogisticRegression(C=1e12, solver="newton-cholesky", max_iter=500, tol=1e-10)
         flat = weights.reshape(-1)
         known = flat > 0
         model.fit(np.tile(similarities, 2)[known, None], kinds[known], sample_weight=flat[known])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dml.errors import UserError
 from dml.evaluation.inputs import as_number, as_pair
-from dml.evaluation.scores import Space, Strip, each_strip, full_precision
+from dml.evaluation.scores import Space, Strip, each_strip, full_precision, room
 
 PART = 1 << 26  # numbers of neighbours' embeddings that are held at once, 256 MiB
 
@@ -39,6 +39,8 @@ def nearest(
     block = block if block is None else as_number(block, "block")
     if as_number(k, "k", 0) not in range(1, available + 1):
         raise UserError(f"k={k} nearest items cannot be found: choose 1 to {available}, the size of the gallery.")
+    if block is None:  # of equal embeddings each score is found, with its place
+        block = room(points.device, 4 * 4 * len(items))
     space = Space.of(points, items)
     rows_of_part = max(1, PART // (k * points.shape[1]))
 

@@ -15,7 +15,7 @@ from dml.distributed import from_all_ranks, rank_shard
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.metrics import Ranking, rank
-from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, largest
+from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, largest, room
 
 
 def across_cameras(
@@ -97,6 +97,8 @@ def rank_across_cameras(
     of_item = torch.stack(
         [as_labels(gallery_labels, items, "gallery_labels"), as_labels(gallery_cameras, items, "gallery_cameras")]
     )
+    if block is None:  # scores are masked and sorted whole, with their places
+        block = room(queries.device, 3 * 4 * len(items))
     rows = torch.arange(len(queries), device=queries.device)
     mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
 

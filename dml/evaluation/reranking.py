@@ -131,10 +131,10 @@ class KReciprocal(Reranker):
     def scores(self, queries: Tensor, gallery: Tensor | None) -> Scores:
         points = queries if gallery is None else torch.cat([queries, gallery])
         first = 0 if gallery is None else len(queries)  # where the gallery begins in `points`
-        ranks = _neighbours(points, None, self.k1).cpu().numpy()
+        ranks = _neighbours(points, None, max(self.k1, self.k2 - 1)).cpu().numpy()
         ranks = np.concatenate([np.arange(len(points))[:, None], ranks], axis=1)  # itself first
         farthest = torch.cat([(2 - 2 * part @ points.T).amax(1) for part in points.split(512)]).clamp(min=1e-12)
-        vectors = self._vectors(points, ranks, farthest)
+        vectors = self._vectors(points, ranks[:, : self.k1 + 1], farthest)
         if self.k2 > 1:
             near = ranks[:, : self.k2]
             rows = np.arange(len(points)).repeat(near.shape[1])

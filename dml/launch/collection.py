@@ -11,7 +11,7 @@ from dml.analysis.mlrc import write_aggregate
 from dml.configuration.composition import output_dir
 from dml.configuration.options import check
 from dml.configuration.trainings import left_open, trainings_of
-from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
+from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError, enough_memory
 from dml.files import write_atomically
 from dml.launch.job import job
 from dml.process import processes
@@ -94,6 +94,7 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     return metrics
 
 
+@enough_memory()
 def _try_one(config: DictConfig) -> None:
     """Prepares the first training without starting it. Raises UserError for any mistake that this finds."""
     one = config.copy()

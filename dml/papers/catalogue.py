@@ -117,7 +117,12 @@ def _with_record(experiment: Experiment) -> Experiment:
     measured = [one for one in (Measurement(**said) for said in kept["measured"]) if current(one)]
     settings = {(one.row, one.part, tuple(one.changes)) for one in measured}
     compared = [Compared(**said) for said in kept["compared"]]
-    compared = [one for one in compared if (one.row, one.part, tuple(one.changes)) in settings]
+    compared = [
+        one
+        for one in compared
+        if one.against == experiment.compared_with != one.row
+        and {(row, one.part, tuple(one.changes)) for row in (one.row, one.against)} <= settings
+    ]
     return replace(experiment, measured=measured, compared=compared)
 
 

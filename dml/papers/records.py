@@ -101,7 +101,8 @@ def keep(
 
     They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
     same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison of
-    fewer runs than before is dropped.
+    fewer runs than before is dropped. So is what was recorded for rows that are gone or have other options now, and it
+    is printed how much.
 
     Returns:
         The file of the record.
@@ -123,6 +124,7 @@ def keep(
             if known is None or min(known.runs) <= min(difference.runs):  # never fewer runs than before
                 differences[place(difference)] = difference
         searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *tuned)}
+        _tell_dropped(before)
         content = {
             **({"tuned": [asdict(one) for one in searched.values()]} if searched else {}),
             "measured": [asdict(one) for one in all_of_them.values()],
@@ -130,6 +132,14 @@ def keep(
         }
         write_atomically(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
+
+
+def _tell_dropped(read: Experiment) -> None:
+    """Prints how many measurements and searches of a record do not belong to the rows as they are now."""
+    raw = json.loads(read.record.read_text()) if read.record.exists() else {}
+    for name, kept in (("measured", read.measured), ("tuned", read.tuned)):
+        if (dropped := len(raw.get(name, [])) - len(kept)) > 0:
+            print(f"Dropped from {read.record}, {name}: {dropped} of rows that are gone or have other options now.")
 
 
 def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:

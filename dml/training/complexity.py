@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dml.errors import UserError
+from dml.errors import OUT_OF_MEMORY, UserError
 from dml.methods.base import Method
 
 
@@ -44,6 +44,8 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         try:
             method.eval().embed(images)
         except RuntimeError as error:  # torch raises it for a feature map that has shrunk to nothing
+            if OUT_OF_MEMORY.search(str(error)):
+                raise
             raise UserError(
                 f"image_size={image_size} does not fit the network ({_first_line(error)}): choose a larger one."
             ) from error

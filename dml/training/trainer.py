@@ -1,5 +1,6 @@
 """Makes Lightning's trainer for a run: its options, the number of processes, and the progress bar."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -62,6 +63,11 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
     trainer.limit_val_batches = 0  # our callbacks evaluate; overfit_batches would change this
+    if config.sampler.batch_size % trainer.world_size:
+        raise UserError(
+            f"sampler.batch_size={config.sampler.batch_size} is not divisible by the {trainer.world_size} devices: "
+            "choose a multiple, since it is the batch of all devices together."
+        )
     if config.trainer.micro_batch is not None:
         _check_pieces(config.trainer.micro_batch, config.sampler.batch_size, trainer.world_size, method)
     method.micro_batch = config.trainer.micro_batch
@@ -106,7 +112,7 @@ def refused(error: Exception) -> UserError:
 def _check_pieces(size: int, batch: int, devices: int, method: Method) -> None:
     """Raises UserError for a size of pieces that does not divide the batch, or a network whose results would change."""
     share = batch // devices
-    if batch % devices == 0 and share % size:  # an indivisible batch is refused by the sampler
+    if share % size:
         sizes = [one for one in range(1, share + 1) if share % one == 0]
         near = sorted({max(one for one in sizes if one <= size), min((o for o in sizes if o >= size), default=share)})
         raise UserError(
@@ -156,7 +162,8 @@ def _environment() -> list[ClusterEnvironment]:
     """Chooses the environment under SLURM: a single task starts its ranks itself, and no task requeues the job."""
     if TorchElasticEnvironment.detect() or not SLURMEnvironment.detect():
         return []
-    return [LightningEnvironment() if launch.processes() == 1 else SLURMEnvironment(auto_requeue=False)]
+    alone = os.environ["SLURM_NTASKS"] == "1"  # WORLD_SIZE is not 1 in the ranks that the task has started
+    return [LightningEnvironment() if alone else SLURMEnvironment(auto_requeue=False)]
 
 
 class Steps(Tqdm):

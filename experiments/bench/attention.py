@@ -25,12 +25,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dml.bench.memory import resident
+from dml.bench.rows import device_option
 from dml.bench.timing import in_turns, ratio
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.methods.abe import ABE
 from dml.methods.base import Method, Output
@@ -89,15 +91,6 @@ def step_of(method: Method, images: Tensor, labels: Tensor, precision: str) -> C
     return step
 
 
-def resident(field: str) -> float:
-    """Returns the memory of this process in GiB: now (VmRSS) or its peak (VmHWM).
-
-    `ru_maxrss` does not serve: a child process inherits it from its parent.
-    """
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 2**20
-
-
 def peak(step: Callable[[], None], device: torch.device) -> float:
     """Takes a step. Returns its peak in GiB: of the GPU, or of this process beyond what it held before."""
     if device.type == "cuda":
@@ -133,6 +126,7 @@ def contenders(options: argparse.Namespace) -> dict[str, Callable[[], Method]]:
     }
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="googlenet_v1")
@@ -143,7 +137,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     parser.add_argument("--precision", choices=("32", "bf16"), default="32")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -28,6 +28,7 @@ from torchvision.transforms import v2
 from dml.bench.images import drawn
 from dml.bench.rows import make_folder, out_option, write_rows
 from dml.bench.timing import ratio
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.data.cache import build_cache
 from dml.data.folder import folder
@@ -61,6 +62,7 @@ def contenders(records: Records, count: int, cache_dir: str) -> dict[str, Callab
     }
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(

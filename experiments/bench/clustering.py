@@ -29,6 +29,8 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import DataLoader, Dataset
 
+from dml.bench.rows import device_option
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.data.records import Records
 from dml.data.transforms import Transform
@@ -196,12 +198,13 @@ def train(options: argparse.Namespace) -> None:
     )
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="options of a run, for example dataset=cars196 method.K=8")
     parser.add_argument("--images", type=int, default=1024, help="images of each pass")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     parser.add_argument("--train", type=int, default=0, metavar="STEPS", help="also train with both assignments")
     options = parser.parse_intermixed_args()
     config = configuration(*options.overrides)

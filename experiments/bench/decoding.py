@@ -24,6 +24,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from dml.bench.images import drawn
+from dml.configuration.command_line import ending
 
 SHORTER = 256
 
@@ -88,6 +89,7 @@ def measure(name: str, paths: list[Path], rounds: int) -> None:
         print(f"{line}{told(before):>14}{told(after):>14}")
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, help="a folder of JPEGs")
@@ -101,6 +103,8 @@ def main() -> None:
     print(f"{'':27}" + "".join(f"{title:>{width}}" for title, width in titles))
     if options.root:
         paths = sorted(options.root.rglob("*.jpg"))
+        if not paths:
+            parser.error(f"--root {options.root} has no images that end in .jpg")
         measure(options.root.name, paths[:: max(1, len(paths) // options.images)][: options.images], options.rounds)
     for side in (500, 2000):
         with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,6 @@ long product does. On a shared machine, `--threads 1` keeps the ratio meaningful
 
 import argparse
 import importlib.util
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,8 +25,10 @@ import torch
 from torch import Tensor
 
 from dml.bench.evaluation import KS, bare_product, embeddings_like_sop, faiss_search
-from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
+from dml.bench.memory import resident
+from dml.bench.rows import device_option, make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import in_turns, ratio
+from dml.configuration.command_line import ending
 from dml.evaluation.metrics import evaluate
 
 MEMORY_BOUND = 3.0  # GiB
@@ -74,12 +75,13 @@ def peak_memory(n: int, dim: int) -> int:
     return int(peak > MEMORY_BOUND)
 
 
+@ending()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=60_502, help="items (default: the SOP test set)")
     parser.add_argument("--dim", type=int, help="dimensions (default: 128, with --memory 512)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     threads_option(parser)
@@ -92,7 +94,7 @@ def main() -> int:
         return peak_memory(options.n, dim)
     if options.child:
         evaluate(*embeddings_like_sop(options.n, dim), ks=KS, clustering=False)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        print(resident("VmHWM"))
         return 0
     write_rows(options.out, compare(options.n, dim, options.repeats, options.device, options.threads))
     return 0

@@ -21,8 +21,8 @@ import torch
 
 from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import ratio
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
-from dml.errors import UserError, stop
 from dml.models.backbones.stem import Stem
 from dml.runs.folder import RunFolder
 from dml.training.run import prepare_run
@@ -58,6 +58,7 @@ def seconds_a_step(cache: str, steps: int, folder: Path, overrides: list[str]) -
     return (time.perf_counter() - started) / steps
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
@@ -70,12 +71,9 @@ def main() -> None:
     through: list[float] = []
     kept: list[float] = []
     with TemporaryDirectory() as folder:
-        try:
-            for turn in range(given.rounds):
-                through.append(seconds_a_step("disk", 8, Path(folder) / f"through{turn}", given.options))
-                kept.append(seconds_a_step("features", 100, Path(folder) / f"kept{turn}", given.options))
-        except UserError as mistake:
-            stop(str(mistake))
+        for turn in range(given.rounds):
+            through.append(seconds_a_step("disk", 8, Path(folder) / f"through{turn}", given.options))
+            kept.append(seconds_a_step("features", 100, Path(folder) / f"kept{turn}", given.options))
     contenders = {"through the network": through, "kept features": kept}
     told = {
         name: {"step/milliseconds": 1e3 * statistics.median(taken), "step/over_network": ratio(taken, through)}

@@ -18,8 +18,9 @@ import torch
 
 from dml.bench.feeding import WORDS, Loading, parts_of
 from dml.bench.images import drawn
-from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
+from dml.bench.rows import device_option, make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import now, ratio
+from dml.configuration.command_line import ending
 from dml.training.build import Parts
 
 SIZES = (128, 224)
@@ -60,9 +61,10 @@ class Training:
         return images / taken, waiting / taken
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=512)

@@ -22,8 +22,10 @@ import torch
 from attention import method_of, step_of
 from tabulate import tabulate
 
+from dml.bench.memory import resident
 from dml.bench.rows import make_folder, out_option, set_threads, threads_option, write_rows
 from dml.bench.timing import ratio
+from dml.configuration.command_line import ending
 from dml.process import keep_freed_memory
 
 STEPS = 5
@@ -55,7 +57,7 @@ def child(given: argparse.Namespace, method: str, how: str) -> None:
         for _ in range(STEPS):
             job()
         found += [(after - start) / STEPS for after, start in zip(taken(), before, strict=True)]
-    print(*found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(*found, resident("VmHWM") * 1024)
 
 
 def rounds(given: argparse.Namespace, method: str) -> dict[str, float]:
@@ -89,6 +91,7 @@ def lines(method: str, told: dict[str, float]) -> list[list[str]]:
     ]
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="mobilenet_v2")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dml.configuration.command_line import ending
 from dml.losses.miners import MultiSimilarityMiner
 from dml.losses.pairwise import MultiSimilarity
 
@@ -83,6 +84,7 @@ def kept(images: int = 1024, dim: int = 32) -> float:
     return sum(size for size in storages.values() if size >= images**2) / images**2
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])

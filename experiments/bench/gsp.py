@@ -27,8 +27,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dml.bench.rows import make_folder, out_option, write_rows
+from dml.bench.rows import device_option, make_folder, out_option, write_rows
 from dml.bench.timing import in_turns, ratio
+from dml.configuration.command_line import ending
 from dml.configuration.composition import CONF, composed
 from dml.methods.base import Method
 from dml.models.gsp import GeneralizedSumPool
@@ -187,6 +188,7 @@ def steps(options: argparse.Namespace) -> Figures:
     return told
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="resnet50")
@@ -194,14 +196,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="of images, in pixels")
     parser.add_argument("--repeats", type=int, default=7)
     out_option(parser)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     options = parser.parse_args()
     if options.batch < 4:
         parser.error("--batch has to be 4 or more, for two classes of two images")
     if options.repeats < 1 or options.size < 32:
         parser.error("--repeats has to be 1 or more, --size 32 or more")
-    if options.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU here, leave --device out")
     if options.backbone not in (known := sorted(path.stem for path in (CONF / "backbone").glob("*.yaml"))):
         parser.error(f"--backbone {options.backbone} is unknown: choose one of {', '.join(known)}")
     make_folder(options.out)

@@ -10,7 +10,6 @@ far away and at nearly equal distances, which is hard for any graph, as is a que
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from dml.bench.memory import resident
 from dml.bench.rows import make_folder, out_option, write_rows
+from dml.configuration.command_line import ending
 from dml.errors import UserError
 from dml.inference.galleries import blocks
 from dml.inference.index_files import FILE, write_index
@@ -42,7 +43,7 @@ def clustered(path: Path, count: int, width: int, dtype: str) -> None:
 
 def megabytes() -> float:
     """Returns the peak memory of this process in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resident("VmHWM") * 1024
 
 
 def measure(path: Path, kind: Any, k: int, least: float, folder: Path) -> dict[str, Any]:
@@ -73,6 +74,7 @@ def measure(path: Path, kind: Any, k: int, least: float, folder: Path) -> dict[s
     }
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000)

@@ -27,7 +27,9 @@ import torch
 from attention import method_of, peak, step_of
 from tabulate import tabulate
 
+from dml.bench.rows import device_option
 from dml.bench.timing import in_turns, ratio
+from dml.configuration.command_line import ending
 
 METHODS = {
     "baseline": ("method=baseline", "loss=multi_similarity"),
@@ -93,6 +95,7 @@ def time(method: str, given: argparse.Namespace) -> str:
     )
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="mobilenet_v2")
@@ -103,7 +106,7 @@ def main() -> None:
     parser.add_argument("--piece", type=int, default=32)
     parser.add_argument("--plain", type=int, default=64, help="largest batch of a plain step, which is timed")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    device_option(parser)
     parser.add_argument("--precision", choices=("32", "bf16"), default="32")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()

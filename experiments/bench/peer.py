@@ -34,10 +34,11 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 from dml.bench.rows import make_folder, write_rows
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
-from dml.errors import UserError, stop
+from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.protocol import Conventional
@@ -217,6 +218,7 @@ def measured(options: argparse.Namespace) -> dict[str, float]:
     }
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/peer"))
@@ -235,10 +237,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=("imagenet", "none"), default="imagenet")
     options = parser.parse_args()
     make_folder(options.out)
-    try:
-        figures = measured(options)
-    except UserError as mistake:
-        stop(str(mistake))
+    figures = measured(options)
     name = options.row or NAMES[options.head_start]
     write_rows(options.out, {name: figures})
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))

@@ -27,8 +27,8 @@ from unittest.mock import patch
 from torch import nn
 
 from dml.bench.rows import make_folder, write_rows
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed, output_dir
-from dml.errors import UserError, stop
 from dml.models.attention import Dictionary
 from dml.training.run import run
 
@@ -82,6 +82,7 @@ def measured(without: list[str], options: list[str], out: Path) -> dict[str, flo
     return figures
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/repairs"))
@@ -90,10 +91,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     given = parser.parse_intermixed_args()
     make_folder(given.out)
-    try:
-        figures = measured(given.without, given.options, given.out)
-    except UserError as mistake:
-        stop(str(mistake))
+    figures = measured(given.without, given.options, given.out)
     write_rows(given.out, {given.row: figures})
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items() if name.startswith("curve/")))
 

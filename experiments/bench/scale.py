@@ -19,7 +19,6 @@ waits.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dml.bench.memory import resident
 from dml.bench.rows import make_folder, out_option, write_rows
+from dml.configuration.command_line import ending
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
 from dml.data.paths import Paths
@@ -68,8 +69,8 @@ class Black(Transform):
 
 
 def peak() -> float:
-    """Returns the peak memory of this process in GB; Linux counts it in KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    """Returns the peak memory of this process in GB."""
+    return resident("VmHWM") * 2**30 / 1e9
 
 
 def measured(images: int, order: str) -> dict[str, float]:
@@ -104,6 +105,7 @@ def measured(images: int, order: str) -> dict[str, float]:
     return figures | {"peak": peak()}
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=[10**5, 10**6, 10**7])

@@ -21,6 +21,7 @@ from tabulate import tabulate
 from dml.bench.images import drawn
 from dml.bench.sizes import CPU, Sizes
 from dml.bench.throughput import Windows, run_options, trained
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.training.build import build_method
 
@@ -67,6 +68,7 @@ def measured(network: str, method: str, batch: int, window: int, rounds: int) ->
     return [network, str(PIXELS[network]), method, *(f"{one:.2f}" for one in found), f"{windows.ratio:.3f}"]
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", choices=PIXELS, default=list(PIXELS))

@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
+from dml.configuration.command_line import ending
 from dml.configuration.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 from dml.data.cifar import IMAGES, Cifar100, cifar100
-from dml.errors import UserError, stop
+from dml.errors import UserError
 from dml.files import WholeCheckpoints, write_atomically
 from dml.models.backbones.resnet_cifar import resnet20
 
@@ -177,6 +178,7 @@ def check(options: argparse.Namespace) -> None:
         raise UserError(f"--out={options.out} cannot be written ({error.strerror}): choose another.") from None
 
 
+@ending()
 def main() -> None:
     here = Path(os.environ.get("DML_DATA", "data"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -188,19 +190,16 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
-        check(options)
-        accuracy = train(
-            cifar100(options.data),
-            options.out,
-            epochs=options.epochs,
-            batch=options.batch,
-            lr=options.lr,
-            weight_decay=options.weight_decay,
-            seed=options.seed,
-        )
-    except UserError as mistake:
-        stop(str(mistake))
+    check(options)
+    accuracy = train(
+        cifar100(options.data),
+        options.out,
+        epochs=options.epochs,
+        batch=options.batch,
+        lr=options.lr,
+        weight_decay=options.weight_decay,
+        seed=options.seed,
+    )
     print(f"{options.out}: {accuracy:.2%} of the test images right after {options.epochs} epochs")
 
 

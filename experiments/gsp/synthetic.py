@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from tqdm import trange
 
 from dml.bench.rows import make_folder, write_rows
+from dml.configuration.command_line import ending
 from dml.configuration.ranges import Count, Positive, Seed, check_value
-from dml.errors import UserError, stop
 from dml.evaluation.metrics import evaluate
 from dml.files import atomic_path
 from dml.models.gsp import GeneralizedSumPool
@@ -119,6 +119,7 @@ def check(options: argparse.Namespace) -> None:
     make_folder(options.out)
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gsp_synthetic"))
@@ -132,12 +133,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
-        check(options)
-        torch.manual_seed(options.seed)
-        gsp = GeneralizedSumPool(options.dim, m=options.m, mu=options.mu, eps=options.eps)
-    except UserError as mistake:
-        stop(str(mistake))
+    check(options)
+    torch.manual_seed(options.seed)
+    gsp = GeneralizedSumPool(options.dim, m=options.m, mu=options.mu, eps=options.eps)
     with torch.no_grad():
         gsp.prototypes.mul_(BOUND)  # into the range of the tokens
     poolings = {"GAP": nn.AdaptiveAvgPool2d(1), "GSP": gsp}

@@ -33,10 +33,10 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from dml.bench.rows import make_folder, write_rows
+from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.configuration.ranges import Count, Positive, Seed, Share, Size, check_value
 from dml.data.cifar import cifar100
-from dml.errors import UserError, stop
 from dml.figures.maps import pooling_weights, prototype_colours
 from dml.files import atomic_path
 from dml.losses.zero_shot import ridge_prediction
@@ -117,6 +117,7 @@ def check(options: argparse.Namespace) -> None:
     make_folder(options.out)
 
 
+@ending()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     data = str(Path(os.environ.get("DML_DATA", "data")) / "cifar-100")
@@ -132,29 +133,26 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500, help="training images of each class (default: all 500)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    try:
-        check(options)
-        cifar = cifar100(options.data)
-        wanted = [cifar.class_names.index(name) for name in CLASSES]
-        chosen = np.isin(cifar.classes, wanted)
-        renumbered = np.searchsorted(np.sort(wanted), cifar.classes)
-        names = [cifar.class_names[c] for c in np.sort(wanted)]
-        training, tests = (np.flatnonzero(chosen & part) for part in (cifar.train, ~cifar.train))
-        rows = np.concatenate([training[cifar.classes[training] == c][: options.images] for c in wanted])
-        images = torch.as_tensor(cifar.images[tests].transpose(0, 3, 1, 2)) / 255
-        told, histograms = {}, {}
-        for lambda_zs in (0.0, options.lambda_zs):
-            method = trained(cifar.images[rows], renumbered[rows], lambda_zs, options)
-            attributes, embeddings = class_means(method, images, renumbered[tests])
-            name = f"{'with' if lambda_zs else 'without'} zero-shot loss"
-            told[name], histograms[name] = zero_shot(attributes, embeddings, options.ridge), attributes
-            with torch.inference_mode():
-                shares = method.shares(method.normalize(images[:6]))
-            figure = pooling_weights(images[:6], shares.weights, shares.dominant, options.m)
-            with atomic_path(options.out / f"weights_{'with' if lambda_zs else 'without'}.png") as new:
-                figure.savefig(new, format="png")
-    except UserError as mistake:
-        stop(str(mistake))
+    check(options)
+    cifar = cifar100(options.data)
+    wanted = [cifar.class_names.index(name) for name in CLASSES]
+    chosen = np.isin(cifar.classes, wanted)
+    renumbered = np.searchsorted(np.sort(wanted), cifar.classes)
+    names = [cifar.class_names[c] for c in np.sort(wanted)]
+    training, tests = (np.flatnonzero(chosen & part) for part in (cifar.train, ~cifar.train))
+    rows = np.concatenate([training[cifar.classes[training] == c][: options.images] for c in wanted])
+    images = torch.as_tensor(cifar.images[tests].transpose(0, 3, 1, 2)) / 255
+    told, histograms = {}, {}
+    for lambda_zs in (0.0, options.lambda_zs):
+        method = trained(cifar.images[rows], renumbered[rows], lambda_zs, options)
+        attributes, embeddings = class_means(method, images, renumbered[tests])
+        name = f"{'with' if lambda_zs else 'without'} zero-shot loss"
+        told[name], histograms[name] = zero_shot(attributes, embeddings, options.ridge), attributes
+        with torch.inference_mode():
+            shares = method.shares(method.normalize(images[:6]))
+        figure = pooling_weights(images[:6], shares.weights, shares.dominant, options.m)
+        with atomic_path(options.out / f"weights_{'with' if lambda_zs else 'without'}.png") as new:
+            figure.savefig(new, format="png")
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     draw(histograms, names, options.out / "histograms.png")
     write_rows(options.out, {"settings": settings, **told})

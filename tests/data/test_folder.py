@@ -87,6 +87,9 @@ def test_folders_called_train_and_test_are_the_split(tmp_path: Path) -> None:
         "train/Nut": "train",
     }
     assert folder(str(tmp_path / "train"), depth="leaf").class_names == ["Fruit/Apple", "Fruit/Pear", "Nut"]
+    picture(tmp_path / "test" / "Nut" / "2.jpg")
+    with pytest.raises(UserError, match=r"1 classes lie below train/ and below test/, such as Nut, but the test is"):
+        folder(str(tmp_path), depth="leaf")
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK"])

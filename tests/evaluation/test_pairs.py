@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -140,6 +141,25 @@ def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
             apart += weight * abs(mean - len(ours) / len(same) / 2 / weight)
     assert reliability.error == pytest.approx(apart, abs=2e-3)
     assert apart > 0.005
+
+
+def test_calibration_of_kinds_that_hardly_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against Newton's method without a penalty."""
+    draws = np.random.default_rng(0)
+    similarities = np.linspace(-1, 1, 801)
+    kinds = [np.histogram(draws.normal(mean, 0.12, 20_000), np.append(similarities, 1.01))[0] for mean in (0.1, 0.75)]
+    weights = np.stack([counts / counts.sum() / 2 for counts in kinds])
+    X = np.stack([similarities, np.ones_like(similarities)])
+    at = np.zeros(2)
+    for _ in range(40):
+        p = 1 / (1 + np.exp(-at @ X))
+        gradient = X @ (weights.sum(0) * p - weights[1])
+        at -= np.linalg.solve((X * weights.sum(0) * p * (1 - p)) @ X.T, gradient)
+    assert np.abs(gradient).max() < 1e-12
+    monkeypatch.setattr("dml.evaluation.calibration._bins", lambda pairs: (similarities, weights))
+    found = Calibration.of(Mock())
+    assert found.slope > 30
+    assert (found.slope, found.offset) == pytest.approx(tuple(at), rel=1e-5)
 
 
 def _in_band(similarities: np.ndarray, found: Calibration, at: float) -> np.ndarray:

@@ -48,8 +48,16 @@ def database_augmentation(queries: np.ndarray, gallery: np.ndarray | None) -> np
 
 
 def k_reciprocal(queries: np.ndarray, gallery: np.ndarray | None) -> np.ndarray:
+    return re_ranking(queries, gallery, k1=9, k2=3)
+
+
+def k_reciprocal_of_many(queries: np.ndarray, gallery: np.ndarray | None) -> np.ndarray:
+    return re_ranking(queries, gallery, k1=4, k2=8)
+
+
+def re_ranking(queries: np.ndarray, gallery: np.ndarray | None, *, k1: int, k2: int) -> np.ndarray:
     """The authors' `re_ranking`, line by line, in double instead of half precision."""
-    k1, k2, lambda_value = 9, 3, 0.3
+    lambda_value = 0.3
     feat = queries if gallery is None else np.append(queries, gallery, axis=0)
     query_num, all_num = len(queries), len(feat)
     original_dist = ((feat[:, None] - feat[None]) ** 2).sum(2)
@@ -108,6 +116,7 @@ CASES: dict[str, tuple[Reranker, Literal]] = {
     "alpha_qe": (AlphaQE(n=5, alpha=3.0), alpha_qe),
     "database_augmentation": (DatabaseAugmentation(n=5), database_augmentation),
     "k_reciprocal": (KReciprocal(k1=9, k2=3, share=0.3), k_reciprocal),
+    "k_reciprocal of many": (KReciprocal(k1=4, k2=8, share=0.3), k_reciprocal_of_many),
     "diffusion": (Diffusion(k=7, k_query=4, alpha=0.9, gamma=3.0), diffusion),
 }
 
