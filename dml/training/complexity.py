@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dml.errors import OUT_OF_MEMORY, UserError
+from dml.errors import OUT_OF_MEMORY, UserError, enough_memory
 from dml.methods.base import Method
 
 
@@ -36,11 +36,11 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
-        UserError: the image is too small for the network.
+        UserError: the image is too small for the network, or does not fit into memory.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
-    with torch.inference_mode(), counted() as counter:
+    with enough_memory(), torch.inference_mode(), counted() as counter:
         try:
             method.eval().embed(images)
         except RuntimeError as error:  # torch raises it for a feature map that has shrunk to nothing

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -131,6 +132,18 @@ def test_complexity_counts_multiply_adds(method_of: MethodOf) -> None:
     probe.embed(torch.zeros(1, 3, 32, 32))
     expected = sum(p.numel() for name, p in method.named_parameters() if not name.startswith("losses."))
     assert complexity(method, 32) == {"params": expected, "trained_params": expected, "flops": by_hand}
+
+
+def test_too_little_memory_is_not_told_as_too_small_an_image(
+    method_of: MethodOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = method_of("method=baseline")
+    monkeypatch.setattr(type(method), "embed", Mock(side_effect=RuntimeError("[enforce fail] Cannot allocate memory")))
+    with pytest.raises(UserError, match="There is too little memory"):
+        complexity(method, 32)
+    monkeypatch.setattr(type(method), "embed", Mock(side_effect=RuntimeError("Output size is too small")))
+    with pytest.raises(UserError, match=r"image_size=32 does not fit the network .*: choose a larger one"):
+        complexity(method, 32)
 
 
 def test_the_objective_is_computed_in_float32_under_mixed_precision(method_of: MethodOf) -> None:
