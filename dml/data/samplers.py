@@ -18,6 +18,15 @@ from dml.errors import UserError
 Place = tuple[int, int, int]  # position in the training rows, step, place in the global batch
 
 
+def check_share(batch_size: int, devices: int) -> None:
+    """Raises UserError if the devices cannot have equal parts of a batch."""
+    if batch_size % devices:
+        raise UserError(
+            f"sampler.batch_size={batch_size} is not divisible by the {devices} devices: choose a multiple, since it "
+            "is the batch of all devices together."
+        )
+
+
 class Sampler:
     """The base class of all samplers, which implement `epoch`.
 
@@ -64,11 +73,7 @@ class Sampler:
 
     def __iter__(self) -> Iterator[list[Place]]:
         """Yields this rank's part of every batch from `start_step` on."""
-        if self.batch_size % self.world_size:
-            raise UserError(
-                f"sampler.batch_size={self.batch_size} is not divisible by the {self.world_size} devices: choose a "
-                "multiple, since it is the batch of all devices together"
-            )
+        check_share(self.batch_size, self.world_size)
         return self._places()
 
     def _places(self) -> Iterator[list[Place]]:

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dml import process as launch
+from dml.data.samplers import check_share
 from dml.errors import UserError
 from dml.files import WholeCheckpoints
 from dml.methods.base import Method
@@ -63,11 +64,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
     trainer.limit_val_batches = 0  # our callbacks evaluate; overfit_batches would change this
-    if config.sampler.batch_size % trainer.world_size:
-        raise UserError(
-            f"sampler.batch_size={config.sampler.batch_size} is not divisible by the {trainer.world_size} devices: "
-            "choose a multiple, since it is the batch of all devices together."
-        )
+    check_share(config.sampler.batch_size, trainer.world_size)
     if config.trainer.micro_batch is not None:
         _check_pieces(config.trainer.micro_batch, config.sampler.batch_size, trainer.world_size, method)
     method.micro_batch = config.trainer.micro_batch
