@@ -147,10 +147,18 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
         aggregate([made])
 
 
-def test_more_collections_than_can_be_counted(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_collections_than_can_be_counted(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_aggregate([made], made / "out")
+    assert "81 collections: mean±std (n - 1) over every choice of one" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr("dml.analysis.mlrc.MOST", 20)
     (one,) = aggregate([made])
     assert 10 < len(one.collections) <= 23
+    write_aggregate([made], made / "out")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{len(one.collections)} collections: mean±std (n - 1) over as many of 81 choices, drawn at random," in said
+    assert "…" not in said
     assert len(one.independent) == 3
     shutil.rmtree(made / "0.0")  # repetitions 1 and 2 are whole
     (one,) = aggregate([made])
