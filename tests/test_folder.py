@@ -1,6 +1,7 @@
 """The folder of a run: who may write there, and what is done about what lies there damaged."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,7 +108,8 @@ def test_a_log_that_cannot_be_written_is_told(configure: Configure, tmp_path: Pa
         run(configure(*SHORT), [])
 
 
-def test_a_log_of_names_that_are_no_text(tmp_path: Path) -> None:
+def test_a_log_of_names_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("dml"), "propagate", False)  # pytest's own processes cannot send such a name
     with logged(tmp_path):
         log.warning("a\udcff.png cannot be read")
     assert "a\\udcff.png cannot be read" in (tmp_path / "run.log").read_text()
