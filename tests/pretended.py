@@ -4,6 +4,7 @@ What would mix devices on a GPU is refused, and so is what a GPU refuses under `
 `meta`, or `cuda`: then PyTorch's own autocast for CUDA is at work, but gradients cannot be computed.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,26 @@ class There(Tensor):
         raise AssertionError(f"{operator} outside of `pretended`")
 
 
+class _As(torch.autograd.Function):
+    """`Tensor.as_subclass`, which PyTorch lacks for tensors like these."""
+
+    @staticmethod
+    def forward(context: Any, values: There, kind: type[Tensor]) -> There:
+        return _kind(kind).__new__(_kind(kind), values.here, str(values.device))
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+@functools.cache
+def _kind(kind: type[Tensor]) -> type[There]:
+    """The class of tensors on the device that are of a class of their own besides."""
+    if issubclass(kind, There):
+        return kind
+    return There if kind is Tensor else type(kind.__name__, (kind, There), {})
+
+
 # From the list at torch.use_deterministic_algorithms; bilinear resizing is then composed of other operators on CUDA.
 NOT_DETERMINISTIC = {
     "aten::_adaptive_avg_pool2d_backward",
@@ -64,15 +85,17 @@ class Pretended(TorchDispatchMode):
     Args:
         device: `meta` or `cuda`.
         indices: allow indices on the CPU, which CUDA copies to the device and waits for.
+        deterministic: refuse what CUDA refuses under `trainer.deterministic=true`.
 
     Attributes:
         left: operators that brought more than one number to the CPU.
     """
 
-    def __init__(self, device: str, *, indices: bool) -> None:
+    def __init__(self, device: str, *, indices: bool, deterministic: bool) -> None:
         super().__init__()
         self.device = torch.device(device)
         self.indices = indices
+        self.deterministic = deterministic
         self.left: list[str] = []
         if device == "cuda":  # as with PyTorch's fake tensors, nothing looks for a driver
             self._mode_key = torch._C._TorchDispatchModeKey.FAKE
@@ -91,7 +114,7 @@ class Pretended(TorchDispatchMode):
         assert all(isinstance(x, There) for x in given if x.device.type == self.device.type), (
             f"{name} has a tensor without numbers"
         )
-        assert not _alerts(name, args, kwargs), f"{name} is not deterministic on CUDA"
+        assert not self.deterministic or not _alerts(name, args, kwargs), f"{name} is not deterministic on CUDA"
         copies = name in ("aten::_to_copy", "aten::copy_")
         free = args[1] if self.indices and name in INDEXED and isinstance(args[0], There) else ()
         mixed = [x for x in given if not isinstance(x, There) and x.dim() and not any(x is one for one in free)]
@@ -162,9 +185,9 @@ def _autocast(device: str, dtype: torch.dtype = torch.float16, enabled: bool = T
 
 
 @contextmanager
-def pretended(device: str = "meta", *, indices: bool = False) -> Iterator[Pretended]:
-    """`tensor.to(device)` is on the device in here; autocast for `meta` is the CPU's; `indices` as in `Pretended`."""
-    autocast = torch.autocast
+def pretended(device: str = "meta", *, indices: bool = False, deterministic: bool = True) -> Iterator[Pretended]:
+    """`tensor.to(device)` is on the device in here; autocast for `meta` is the CPU's; options: see `Pretended`."""
+    autocast, as_subclass = torch.autocast, Tensor.as_subclass
     if device == "cuda":
         torch._C._ensureCUDADeviceGuardSet()
     with (
@@ -175,7 +198,12 @@ def pretended(device: str = "meta", *, indices: bool = False) -> Iterator[Preten
             "autocast",
             _autocast if device == "cuda" else lambda device, *args, **kwargs: autocast("cpu", *args, **kwargs),
         ),
-        Pretended(device, indices=indices) as mode,
+        patch.object(
+            Tensor,
+            "as_subclass",
+            lambda values, kind: _As.apply(values, kind) if isinstance(values, There) else as_subclass(values, kind),
+        ),
+        Pretended(device, indices=indices, deterministic=deterministic) as mode,
         _Makers(),
     ):
         yield mode

@@ -1,13 +1,13 @@
 """Whole runs on a pretended device: training, evaluations, checkpoints, resumption and report, as on the CPU.
 
-What a GPU would refuse, an operator of tensors on two devices, fails here (`tests/pretended.py`). Kept features and
-transformers are missing: their maps are tensors of a class of their own.
+What a GPU would refuse, an operator of tensors on two devices, fails here (`tests/pretended.py`).
 """
 
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import pytorch_lightning as pl
@@ -17,8 +17,9 @@ from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from dml.bench.images import drawn
+from dml.models.backbones import timm_model
 from dml.training.run import run
-from tests.components import components
+from tests.components import components, on_transformers
 from tests.conftest import TINY
 from tests.pretended import There, pretended
 
@@ -82,8 +83,9 @@ def assert_as_on_the_cpu(configure: Configure, folder: Path, *options: str) -> N
         given = [*tiny, *options, f"paths.output_dir={folder / place}"]
         return run(configure(*given), given)
 
+    plain = torch.random.fork_rng([])(timm_model._plain)  # a network on the real `meta` draws no numbers
     expected = done("cpu")
-    with pretended(indices=True) as mode:
+    with pretended(indices=True) as mode, patch.object(timm_model, "_plain", plain):
         with pytest.MonkeyPatch.context() as patched:
             on_device(patched, Stopper())
             with pytest.raises(Stop):
@@ -142,3 +144,12 @@ def test_a_cache(configure: Configure, tmp_path: Path, cache: str) -> None:
     root = drawn(tmp_path / "photographs", 96, 60, classes=16)
     own = ["dataset=folder", f"dataset.root={root}", "dataset.train_fraction=0.5", "transform=resized_crop"]
     assert_as_on_the_cpu(configure, tmp_path, *own, "backbone=small", f"dataset.cache={cache}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [["backbone=small"], on_transformers("cls")], ids=["cells", "tokens"])
+def test_kept_features(configure: Configure, tmp_path: Path, network: list[str]) -> None:
+    root = drawn(tmp_path / "photographs", 48, 60, classes=16)
+    own = ["dataset=folder", f"dataset.root={root}", "dataset.train_fraction=0.5", "transform=resized_crop"]
+    kept = ["dataset.cache=features", "transform.copies=2", "backbone.train=last:1"]
+    assert_as_on_the_cpu(configure, tmp_path, *own, *network, *kept)

@@ -49,7 +49,7 @@ class TokenMap(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
             name = getattr(func, "__name__", "")
-            if name in CARRY and type(out) is Tensor:
+            if name in CARRY and isinstance(out, Tensor):
                 return cls.of(out, next(one.tokens for one in args if isinstance(one, cls)))
             if name == "stack" and (kwargs or {}).get("dim") == 1 and all(isinstance(one, cls) for one in args[0]):
                 return cls.of(out, torch.stack([one.tokens for one in args[0]], dim=1).flatten(0, 1))

@@ -164,9 +164,8 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("deterministic")
 def test_interpolated_positions_have_no_deterministic_gradient_on_a_gpu() -> None:
     """The GPU is pretended."""
-    options = {"class_token": False, "global_pool": "avg"}  # a pretended device cannot carry tokens
     with pretended("cuda"):
-        entrance = timm_model(model_name="test_vit", weights="none", options=options).stages["patches"].to("cuda")
+        entrance = timm_model(model_name="test_vit", weights="none").stages["patches"].to("cuda")
         native, smaller = torch.rand(1, 3, 160, 160).to("cuda"), torch.rand(1, 3, 80, 80).to("cuda")
         refused = r"test_vit interpolates .* of 80 pixels.*image_size=160 or trainer.deterministic=warn"
         with pytest.raises(UserError, match=refused):
