@@ -68,8 +68,10 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
 
 def read_back(folder: Path) -> tuple[list[Any], bytes]:
     """All records of the only W&B run below a folder, and what of it is sent, as bytes."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
+    wandb.teardown()  # its process writes the last records after the run has finished
     files = sorted((folder / "wandb").glob("*run-*/*.wandb"))
     content = [file.read_bytes() for file in files]
     records = [Record.FromString(data) for one in content for data in leveldb_records(one)]
