@@ -4,7 +4,9 @@ All functions also work in a single process. Lightning's `all_gather(sync_grads=
 `torch.distributed.nn.functional`, for which current torch prints a deprecation warning at every step.
 """
 
+import functools
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -15,13 +17,17 @@ from torch.distributed import (
     ProcessGroup,
     all_gather_object,
     all_reduce,
+    barrier,
     broadcast,
     get_backend,
     get_rank,
     get_world_size,
+    group,
     is_initialized,
     new_group,
 )
+
+from dml.errors import UserError
 
 T = TypeVar("T")
 
@@ -67,27 +73,45 @@ def gather(rows: Tensor) -> Tensor:
     return _Gather.apply(rows) if rows.requires_grad else gather_rows(rows)
 
 
+@functools.lru_cache(1)
+def _host_group(world: ProcessGroup) -> ProcessGroup:
+    try:
+        made = new_group(backend="gloo", timeout=timedelta(days=30))
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()
+        raise UserError(
+            f"The processes do not reach each other by gloo ({said[0].rstrip('.') if said else error!r}): set "
+            "GLOO_SOCKET_IFNAME to the network interface that connects the machines."
+        ) from error
+    assert isinstance(made, ProcessGroup)  # since every process is a member
+    return made
+
+
 def host_group() -> ProcessGroup | None:
-    """Makes a group of all processes that communicates through the CPU. All processes have to call it.
+    """Returns a group of all processes that communicates through the CPU, None in a single process. All processes have
+    to call it.
 
-    Returns:
-        The group; None if the default group does so already, or if there is a single process.
+    In it, processes wait for one that works alone as long as it takes. NCCL ends a process that waited half an hour.
+
+    Raises:
+        UserError: the processes do not reach each other.
     """
-    if not _several() or get_backend() == "gloo":
-        return None
-    group = new_group(backend="gloo")
-    assert isinstance(group, ProcessGroup)  # since every process is a member
-    return group
+    return _host_group(group.WORLD) if _several() and group.WORLD is not None else None
 
 
-def on_any_rank(found: bool, group: ProcessGroup | None) -> bool:
-    """Returns on every rank whether any rank found something, without waiting for a device. For `group` see
-    `host_group`."""
+def on_any_rank(found: bool) -> bool:
+    """Returns on every rank whether any rank found something, without waiting for a device."""
     if not _several():
         return found
     ranks = torch.tensor(int(found))
-    all_reduce(ranks, group=group)  # the sum over ranks
+    all_reduce(ranks, group=host_group())  # the sum over ranks
     return bool(ranks)
+
+
+def wait_for_all() -> None:
+    """Waits until all ranks have come here."""
+    if _several():
+        barrier(group=host_group())
 
 
 def of_first(value: Tensor) -> Tensor:
@@ -130,5 +154,5 @@ def from_all_ranks(found: T) -> list[T]:
     if not _several():
         return [found]
     of_ranks: list[Any] = [None] * get_world_size()
-    all_gather_object(of_ranks, found)
+    all_gather_object(of_ranks, found, group=host_group())
     return of_ranks

@@ -16,10 +16,14 @@ from typing import NoReturn
 
 def stop(sentence: str) -> NoReturn:
     """Ends the process with exit code 2. If there are several processes, only the first one prints the sentence."""
-    rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
-    if rank == "0" or not rank.isdigit():  # if the rank is not a number, that is the mistake to print
+    if (rank := rank_said()) == "0" or not rank.isdigit():  # if the rank is not a number, that is the mistake to print
         print(f"dml: {sentence}", file=sys.stderr)
     raise SystemExit(MISTAKE)
+
+
+def rank_said() -> str:
+    """Returns the rank of this process as what started it says, 0 if nothing does."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE

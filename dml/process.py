@@ -6,16 +6,19 @@ and srun say by environment variables how many processes there are.
 """
 
 import ctypes
+import logging
 import os
 import platform
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from dml.errors import Interrupted, UserError
+from dml.errors import Interrupted, UserError, rank_said
 
 SWEPT = "DML_SWEPT"  # environment variable of a sweep: the names of the options that are swept
 
@@ -70,6 +73,14 @@ def runs_at_once() -> int:
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_each(processes: int) -> int:
+    """Returns how many cores each of a run's processes on this machine has. srun may have divided them already."""
+    said = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if processes > 1 and os.environ.get("SLURM_NTASKS", "1") != "1" and said.isascii() and said.isdigit():
+        return min(cores(), int(said))
+    return cores() // processes
 
 
 def duration(seconds: float) -> str:
@@ -147,6 +158,53 @@ def wait_for_the_first_rank() -> None:
         deadline = time.monotonic() + PATIENCE
         while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
             time.sleep(0.1)
+
+
+def unknown_to_the_first_rank() -> bool:
+    """Returns on another rank whether rank 0 goes on, so that it does not know of the mistake found here.
+
+    Ranks wait for `PATIENCE` seconds to learn it: a mistake that all ranks find ends rank 0, with which Lightning's
+    launcher and torchrun end the others. Under srun without `--kill-on-bad-exit` nothing does.
+    """
+    if rank_said() == "0":
+        return False
+    if os.environ.get(PARENT) == str(os.getppid()):
+        wait_for_the_first_rank()
+        return os.environ[PARENT] == str(os.getppid())
+    if threading.current_thread() is threading.main_thread():
+        for one in STOPPING:
+            signal.signal(one, signal.SIG_DFL)
+    time.sleep(PATIENCE)
+    return True
+
+
+@contextmanager
+def without_farewell() -> Iterator[None]:
+    """Ends this process at once when it fails, without the interpreter's own end, if it talks to others by NCCL.
+
+    At its end Lightning would destroy the process group, and NCCL then waits for the other ranks. They wait for this
+    one in the middle of a step, and what started them does not see that it failed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        code = error.code if isinstance(error, SystemExit) else 1
+        if not code or not _talks_by_nccl():
+            raise
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _talks_by_nccl() -> bool:
+    ranks: Any = sys.modules.get("torch.distributed")
+    return bool(
+        ranks and ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+    ) and "nccl" in str(ranks.get_backend())
 
 
 # Signals to stop, as far as the system has them: Windows has only the first.

@@ -124,4 +124,4 @@ def test_a_run_on_two_processes_is_the_run_on_one(
 
 
 def test_one_rank_alone_knows_what_it_was_told() -> None:
-    assert [distributed.on_any_rank(found, None) for found in (True, False)] == [True, False]
+    assert [distributed.on_any_rank(found) for found in (True, False)] == [True, False]

@@ -3,7 +3,9 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from pytorch_lightning.callbacks import Callback
 from dml.bench.ranks import as_torchrun
 from dml.configuration.composition import composed
 from dml.distributed import gather_rows, host_group, on_any_rank
+from dml.errors import UserError
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
 from dml.runs.folder import RunFolder
@@ -58,7 +61,9 @@ def train_in_float64(method: str, loss: str, folder: Path, *more: str) -> dict[s
     own = [MethodStep(course, timing), Checkpoints(course, timing, run_folder)]
     trainer = trainer_of(config, parts.method, [course, losses, StepSeed(config.seed), *own])
     run_folder.open(config, options)
-    trainer.fit(parts.method, datamodule=parts.data)
+    with patch.object(torch.distributed, "broadcast", wraps=torch.distributed.broadcast) as asked:
+        trainer.fit(parts.method, datamodule=parts.data)
+    assert not asked.called  # no step waits for what another rank has to say of signals
     state = {name: value for name, value in parts.method.state_dict().items() if isinstance(value, torch.Tensor)}
     if "dces" in (saved := torch.load(run_folder.last, weights_only=True)):
         state |= {f"dces/{name}": value for name, value in saved["dces"].items() if isinstance(value, torch.Tensor)}
@@ -117,14 +122,21 @@ def _figures(shared: bool) -> dict[str, dict[str, Any]]:
 
 
 def _whether_some_rank_was_told(rank: int) -> list[bool]:
-    assert host_group() is None  # gloo talks without devices
-    group = torch.distributed.new_group(backend="gloo")
-    return [on_any_rank(rank == told, group) for told in (0, 1, 3)]
+    assert host_group() is host_group() is not torch.distributed.group.WORLD
+    return [on_any_rank(rank == told) for told in (0, 1, 3)]
 
 
-def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool]]:
+def _resumed_apart(rank: int) -> str:
+    trainer: Any = SimpleNamespace(global_step=5 * (rank > 0), loggers=[])
+    with pytest.raises(UserError) as told:
+        Course(composed(*TINY), every=5).on_train_start(trainer, pl.LightningModule())
+    return str(told.value)
+
+
+def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool], str]:
     rank = torch.distributed.get_rank()
-    return _figures(shared=True), gather_rows(torch.tensor([rank])), _whether_some_rank_was_told(rank)
+    known = gather_rows(torch.tensor([rank]))
+    return _figures(shared=True), known, _whether_some_rank_was_told(rank), _resumed_apart(rank)
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -132,9 +144,10 @@ def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
     on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
 ) -> None:
     alone = _figures(shared=False)
-    for figures, ranks, told in on_ranks(world_size, _shared):
+    for figures, ranks, told, apart in on_ranks(world_size, _shared):
         assert ranks.tolist() == list(range(world_size))
         assert told == [True, True, False]  # each learns what one of them was told
+        assert "resume at different steps (0, 5): paths.output_dir" in apart
         for name, expected in alone.items():
             assert figures[name].keys() == expected.keys()
             for figure, value in expected.items():

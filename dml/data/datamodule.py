@@ -25,7 +25,7 @@ from dml.data.transforms import Transform, scaled
 from dml.errors import UserError
 from dml.models.backbones.stem import Stem
 from dml.models.stored import Stored
-from dml.process import cores, leave_to_the_parent, runs_at_once
+from dml.process import cores_each, leave_to_the_parent, runs_at_once
 
 MOST_WORKERS = 16  # more of them only wait for one another and for the disk
 
@@ -109,7 +109,7 @@ class DataModule(LightningDataModule):
         if self.train_cache is not None and self.device.type == "cpu":
             return 0
         devices = self.trainer.num_devices if self.trainer else 1
-        return max(1, min(cores() // (devices * runs_at_once()), MOST_WORKERS))
+        return max(1, min(cores_each(devices) // runs_at_once(), MOST_WORKERS))
 
     @property
     def train_images(self) -> int:

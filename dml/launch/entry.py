@@ -16,8 +16,15 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, Interpolation
 
 from dml.configuration.command_line import ending, hydra_sentence, is_group_null
 from dml.configuration.composition import CONF
-from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError, stop
-from dml.process import end_with_parent, no_more, stop_when_told, wait_for_the_first_rank
+from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError, rank_said, stop
+from dml.process import (
+    end_with_parent,
+    no_more,
+    stop_when_told,
+    unknown_to_the_first_rank,
+    wait_for_the_first_rank,
+    without_farewell,
+)
 
 
 def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
@@ -34,7 +41,8 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
         try:
             return task(config)
         except UserError as mistake:
-            wait_for_the_first_rank()
+            if unknown_to_the_first_rank():
+                print(f"dml: rank {rank_said()}: {mistake}", file=sys.stderr)
             stop(str(mistake))
         except Interrupted:
             no_more()
@@ -56,6 +64,7 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
     guarded.__module__ = task.__module__  # Hydra takes the name of the job from it
     run = hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(guarded)
 
+    @without_farewell()
     @ending(files=False)
     def main() -> None:
         from dml.launch.sweep import Sweep

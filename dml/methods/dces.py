@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from dml.configuration.ranges import Count, Few, Share
 from dml.data.datamodule import DataModule
 from dml.data.samplers import Clusters
+from dml.distributed import from_all_ranks
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
 from dml.evaluation.evaluator import embed_rows
@@ -268,7 +269,7 @@ class DCES(Method):
         if self.trainer.is_global_zero:
             seed = int(np.random.SeedSequence([self.sampler.seed, step, 3]).generate_state(1)[0] >> 1)
             found = kmeans(embeddings, self.K, seed=seed)
-        told = self.trainer.strategy.broadcast(found)
+        told = from_all_ranks(found)[0]
         assert told is not None
         return told
 

@@ -81,8 +81,6 @@ def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, part
         log.error("%s: %s", type(error).__name__, error)
         if (file := no_permission(error)) is not None:
             raise UserError(f"{file} cannot be read or written: correct its permissions, then {go_on}.") from error
-        if isinstance(error, UserError) and not trainer.is_global_zero:  # the first rank may never learn of it
-            print(f"dml: rank {trainer.global_rank}: {error}", file=sys.stderr)
         if not isinstance(error, UserError) and trainer.is_global_zero:
             print(f"\nStopped: {go_on}.", file=sys.stderr)
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning would exit with 1

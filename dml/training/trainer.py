@@ -63,6 +63,10 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
         )
     except (MisconfigurationException, ImportError, ValueError, TypeError, RuntimeError) as error:
         raise refused(error) from error
+    # `Course` and `stop_when_told` obey signals. Lightning would wait for the device at every step to hear of rank 0's,
+    # and its handler would talk to ranks that expect something else.
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
     trainer.limit_val_batches = 0  # our callbacks evaluate; overfit_batches would change this
     check_share(config.sampler.batch_size, trainer.world_size)
     if config.trainer.micro_batch is not None:

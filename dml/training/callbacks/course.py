@@ -6,9 +6,9 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.callbacks import Callback
-from torch.distributed import ProcessGroup
 
-from dml.distributed import host_group, on_any_rank
+from dml.distributed import from_all_ranks, on_any_rank
+from dml.errors import UserError
 from dml.process import Signals
 from dml.runs.folder import FORMAT
 from dml.runs.log import FolderLogger
@@ -30,7 +30,6 @@ class Course(Callback):
         self.last_step: int = config.trainer.max_steps
         self.signals = Signals()
         self.told = False  # whether a signal to one of the ranks asked to stop
-        self.hosts: ProcessGroup | None = None
         self.lengthened = False  # whether the run was resumed at the end of a shorter training
 
     def is_last(self, step: int) -> bool:
@@ -56,8 +55,12 @@ class Course(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.signals.watch()
-        self.hosts = host_group()
         step = trainer.global_step
+        if len(steps := {*from_all_ranks(step)}) > 1:
+            raise UserError(
+                f"The processes resume at different steps ({', '.join(map(str, sorted(steps)))}): paths.output_dir has "
+                "to be a folder that all machines share."
+            )
         for logger in trainer.loggers:
             if isinstance(logger, FolderLogger):
                 logger.forget_after(step if step else -1, training_alone=self.lengthened)
@@ -71,4 +74,4 @@ class Course(Callback):
     ) -> None:
         # Agreed by all ranks, since a signal may reach them at different steps or only some of them.
         told = not self.is_last(trainer.global_step) and self.signals.received is not None
-        self.told = on_any_rank(told, self.hosts)  # not reduce_boolean_decision, which waits for the device
+        self.told = on_any_rank(told)  # not reduce_boolean_decision, which waits for the device

@@ -11,6 +11,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from dml.data.datamodule import DataModule
+from dml.distributed import wait_for_all
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import intervals
 from dml.evaluation.splits import EvaluatedPart
@@ -63,6 +64,7 @@ class Report(Callback):
                 self._write(trainer, *self.evaluation.latest)
             else:
                 self._test_the_best(trainer)
+            wait_for_all()  # the first rank writes alone, for longer than NCCL would let the others wait
 
     def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Sends the artifacts, after the last checkpoint."""
