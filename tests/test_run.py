@@ -246,6 +246,12 @@ def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: P
     assert {"report/result", "report/settings", "report/classes", "report/confusions"} <= tables
 
 
+def test_lightning_advises_no_workers(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine of many cores it would, which is an error here."""
+    monkeypatch.setattr("pytorch_lightning.trainer.connectors.data_connector.suggested_max_num_workers", lambda _: 16)
+    run(configure(*TINY, "trainer.max_steps=1", "protocol.clustering=false"), [])
+
+
 def test_a_run_shorter_than_its_log_has_a_curve(configure: Configure, tmp_path: Path) -> None:
     tiny_run(configure, "trainer.log_every=50", "trainer.max_steps=3")
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")

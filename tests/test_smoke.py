@@ -276,15 +276,16 @@ def test_windows_of_a_run_and_of_the_bare_loop_take_turns(monkeypatch: pytest.Mo
     """Where a step of the run takes 3 s and one of the bare loop 2 s: what either does before its window is not timed.
 
     The run's tensors take 100 bytes and 50 more in a step, the bare loop's 10, from its first step on 30, and 7 more.
+    Others take 1000.
     """
-    state = {"now": 0.0, "held": 110, "peak": 0}
+    state = {"now": 0.0, "held": 1110, "peak": 0}
 
     def allocate(more: int) -> None:
         state["peak"] = max(state["peak"], state["held"] + more)
 
     def bare_steps(steps: int) -> None:
         state["now"] += 2 * steps
-        state["held"] = 130
+        state["held"] = 1130
         allocate(7)
 
     monkeypatch.setattr(throughput, "now", lambda _: state["now"])
@@ -292,7 +293,7 @@ def test_windows_of_a_run_and_of_the_bare_loop_take_turns(monkeypatch: pytest.Mo
     monkeypatch.setattr(throughput, "peak", lambda _: state["peak"])
     monkeypatch.setattr(throughput, "forget_peak", lambda _: state.update(peak=state["held"]))
     sizes = replace(CPU, warm_up=5, settle=3, window=4, rounds=3, batch=8)
-    windows = throughput.Windows(sizes, bare_steps, 10)
+    windows = throughput.Windows(sizes, bare_steps, 10, 1010)
     trainer: Any = SimpleNamespace(global_step=0, should_stop=False)
     while not trainer.should_stop:
         trainer.global_step += 1

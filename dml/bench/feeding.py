@@ -57,6 +57,7 @@ class Loading:
 def measure(task: Task) -> Iterator[Record]:
     sizes, device, network = task.sizes, task.sizes.where(), task.sizes.networks[0]
     drawn(task.folder / "images", sizes.images, sizes.side, sizes.classes)
+    torch.backends.cudnn.benchmark = True  # as in a run
     bare = Bare(network, sizes)
     bare(sizes.warm_up)
     taken = [seconds(partial(bare, sizes.window), device) for _ in range(sizes.rounds)]

@@ -5,6 +5,7 @@ device. It pauses now and then while the bare loop takes as many steps: both tak
 evaluated or saved in between.
 """
 
+import gc
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -50,6 +51,7 @@ class Windows(Callback):
 
     Args:
         before: bytes that the tensors of the bare loop take before its first step.
+        there: bytes of all tensors on the device at that time.
 
     Attributes:
         ours, bare: seconds of each window, of the run and of the bare loop.
@@ -57,8 +59,8 @@ class Windows(Callback):
         flops: multiply-adds of one image in the run's model.
     """
 
-    def __init__(self, sizes: Sizes, bare: Callable[[int], None], before: int = 0) -> None:
-        self.sizes, self.bare_loop, self.before = sizes, bare, before
+    def __init__(self, sizes: Sizes, bare: Callable[[int], None], before: int = 0, there: int = 0) -> None:
+        self.sizes, self.bare_loop, self.before, self.there = sizes, bare, before, there
         self.ours: list[float] = []
         self.bare: list[float] = []
         self.peaks = (0, 0)
@@ -81,7 +83,7 @@ class Windows(Callback):
             end = now(device)
             self.ours.append(end - self._since)
             if not self.bare:  # the bare loop has neither gradients nor optimizer state yet
-                self.peaks = (peak(device) - self.before, 0)
+                self.peaks = (peak(device) - self.there, 0)
             self._bare_window()
             rounds = len(self.ours)
             trainer.should_stop = rounds >= sizes.rounds or (rounds >= 3 and end - self._began > sizes.enough)
@@ -115,20 +117,24 @@ def run_options(sizes: Sizes, folder: Path) -> list[str]:
         *("backbone.weights=none", f"head.dim={sizes.dim}", f"image_size={sizes.image}"),
         *(f"sampler.batch_size={sizes.batch}", "sampler.m=4", f"paths.cache_dir={folder / 'cache'}"),
         *(f"trainer.precision={sizes.precision}", f"trainer.accelerator={sizes.accelerator}", "report=false"),
+        "protocol.clustering=false",  # which needs faiss
         *(f"trainer.max_steps={NEVER}", f"trainer.checkpoint_every={NEVER}", f"protocol.every={NEVER}"),
     ]
 
 
 def _run(name: str, network: str, options: Iterable[str], task: Task) -> Windows:
     """Times a run in turns with the bare loop of its network."""
+    gc.collect()  # the trainer of the network before
     before = held(task.sizes.where())
     bare = Bare(network, task.sizes)
-    windows = Windows(task.sizes, bare, held(task.sizes.where()) - before)
+    there = held(task.sizes.where())
+    windows = Windows(task.sizes, bare, there - before, there)
     typed = [*NETWORKS[network].options, *run_options(task.sizes, task.folder), *options]
     typed += ["dataset.cache=device", "trainer.compile=true", f"paths.output_dir={task.folder / name}"]
     params = trained(typed, windows)
     if options == PLAIN and params != bare.parameters:
         raise AssertionError(f"the bare loop has {bare.parameters} parameters, the run {params}")
+    del windows.bare_loop  # its network would stay on the device
     return windows
 
 

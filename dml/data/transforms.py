@@ -125,7 +125,14 @@ def transform_of(steps: DictConfig) -> Transform:
             "transform.train and transform.test have to be operations, each under a name: see the files in "
             "conf/transform."
         )
-    return Transform(*(instantiate(step, _convert_="all") for step in steps.values() if step is not None))
+    return Transform(*(_operation(step) for step in steps.values() if step is not None))
+
+
+def _operation(step: DictConfig) -> Any:
+    """Makes an operation. Not every torchvision takes the name of an interpolation."""
+    mode = step.get("interpolation")
+    named = {"interpolation": v2.InterpolationMode(mode)} if isinstance(mode, str) else {}
+    return instantiate(step, _convert_="all", **named)
 
 
 def pictures(size: int) -> list[Image.Image]:

@@ -76,13 +76,14 @@ def taken(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     if not count:
         return features, features.new_zeros(len(features), 0, features.shape[1])
-    if not isinstance(features, TokenMap) or len(features) % len(features.tokens):
+    # The compiler knows neither the length of such a map nor `as_subclass`.
+    if not isinstance(features, TokenMap) or features.shape[0] % features.tokens.shape[0]:
         raise RuntimeError(
             "a map reached a transformer's block without the tokens of its images: an operation outside "
             "dml.models.tokens.CARRY dropped them"
         )
-    each = len(features) // len(features.tokens)
-    return features.as_subclass(Tensor), features.tokens.repeat_interleave(each, 0)
+    each = features.shape[0] // features.tokens.shape[0]
+    return features.transpose(1, 1), features.tokens.repeat_interleave(each, 0)
 
 
 def entering(stage: Any, cells: Tensor) -> Tensor:

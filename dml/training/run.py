@@ -108,6 +108,8 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         with started_from_here(DML_OUTPUT_DIR=str(folder.path)), warnings.catch_warnings():
             # Frozen batch norm is in eval mode on purpose.
             warnings.filterwarnings("ignore", ".*in eval mode at the start of training")
+            # How many there are was decided by `DataModule`.
+            warnings.filterwarnings("ignore", ".*does not have many workers")
             device = trainer.strategy.root_device
             if device.type == "cpu" and config.trainer.micro_batch is None:
                 keep_freed_memory()

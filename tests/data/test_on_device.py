@@ -238,6 +238,7 @@ def test_batches_of_a_gpu_are_those_of_the_cpu_to_the_last_bit(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode", "ignore:Warning. Profiler clears")
 def test_no_image_is_copied_to_a_gpu_and_no_batch_is_waited_for(
     configure: Configure, tmp_path: Path, photographs_options: list[str]
 ) -> None:
