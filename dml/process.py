@@ -166,7 +166,7 @@ def unknown_to_the_first_rank() -> bool:
     Ranks wait for `PATIENCE` seconds to learn it: a mistake that all ranks find ends rank 0, with which Lightning's
     launcher and torchrun end the others. Under srun without `--kill-on-bad-exit` nothing does.
     """
-    if rank_said() == "0":
+    if (rank := rank_said()) == "0" or not rank.isdigit():  # if it is not a number, `stop` prints that mistake
         return False
     if os.environ.get(PARENT) == str(os.getppid()):
         wait_for_the_first_rank()

@@ -98,7 +98,7 @@ print(process.unknown_to_the_first_rank())
 """
 
 
-@pytest.mark.parametrize(("rank", "unknown"), [("0", "False"), ("1", "True")])
+@pytest.mark.parametrize(("rank", "unknown"), [("0", "False"), ("1", "True"), ("first", "False")])
 def test_another_rank_tells_what_the_first_does_not_know(rank: str, unknown: str) -> None:
     env = os.environ | {"RANK": rank}
     done = subprocess.run([sys.executable, "-c", WAITS, "0.1"], env=env, capture_output=True, text=True, check=True)

@@ -76,7 +76,7 @@ def taken(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     if not count:
         return features, features.new_zeros(len(features), 0, features.shape[1])
-    # The compiler knows neither the length of such a map nor `as_subclass`.
+    # The compiler knows neither the length of such a map nor `as_subclass`, in place of which it is transposed.
     if not isinstance(features, TokenMap) or features.shape[0] % features.tokens.shape[0]:
         raise RuntimeError(
             "a map reached a transformer's block without the tokens of its images: an operation outside "
