@@ -75,6 +75,7 @@ def gather(rows: Tensor) -> Tensor:
 
 @functools.lru_cache(1)
 def _host_group(world: ProcessGroup) -> ProcessGroup:
+    """Makes the group of all processes; one for each default group `world`, since ranks can form another later."""
     try:
         made = new_group(backend="gloo", timeout=timedelta(days=30))
     except RuntimeError as error:

@@ -129,9 +129,9 @@ def transform_of(steps: DictConfig) -> Transform:
 
 
 def _operation(step: DictConfig) -> Any:
-    """Makes an operation. Not every torchvision takes the name of an interpolation."""
-    mode = step.get("interpolation")
-    named = {"interpolation": v2.InterpolationMode(mode)} if isinstance(mode, str) else {}
+    """Makes an operation. Not every torchvision takes the name of an interpolation; an unknown name is left to it."""
+    modes = [mode for mode in v2.InterpolationMode if mode.value == step.get("interpolation")]
+    named = {"interpolation": modes[0]} if modes else {}
     return instantiate(step, _convert_="all", **named)
 
 

@@ -192,3 +192,10 @@ def test_a_step_is_changed_added_and_left_out_by_name() -> None:
 def test_what_makes_no_images_is_told(steps: list[Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check_transform(Transform(*steps), 32, "transform.train", draws=False)
+
+
+def test_interpolations_are_given_as_modes() -> None:
+    """Some versions of torchvision refuse their names when an operation is made, others an unknown name in its use."""
+    step = {"_target_": "torchvision.transforms.v2.RandomAffine", "degrees": 1.0, "interpolation": "bilinear"}
+    (made,) = transform_of(OmegaConf.create({"move": step})).moves
+    assert made.interpolation is v2.InterpolationMode.BILINEAR
