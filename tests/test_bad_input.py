@@ -132,7 +132,10 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         ),
         (["optimizer._target_=torch.optim.SparseAdam", "~optimizer.weight_decay"], "takes sparse gradients only"),
         (
-            ["method=deml", "method.I=1", "method.channel_attention=false", "backbone.train=none"],
+            [
+                *("method=deml", "method.I=1", "method.channel_attention=false", "method.shared_head=false"),
+                "backbone.train=none",
+            ],
             "leave method.adversary=grl nothing to keep apart",
         ),
     ],

@@ -96,6 +96,23 @@ def divergence(embeddings: Tensor, margin: float = 1.0) -> Tensor:
     return F.relu(margin - distances).masked_fill(own, 0).sum() / len(embeddings)
 
 
+def repulsion(embeddings: Tensor, margin: float = 2.0) -> Tensor:
+    """Contrastive loss that takes the learners of one image for different things (DeML's released code).
+
+    `1/(2N) sum_n sum_{j<j'} [margin - D(j_n, j'_n)]_+^2`, D being the distance, not its square. With margin 2, learners
+    of unit norm are pushed apart until they are opposite.
+
+    Args:
+        embeddings: `[N,J,d]`, unit norm per learner.
+
+    Returns:
+        Scalar; zero for J = 1. Learners that are exactly alike get no gradient.
+    """
+    first, second = torch.triu_indices(embeddings.shape[1], embeddings.shape[1], 1, device=embeddings.device)
+    distances = torch.linalg.vector_norm(embeddings[:, first] - embeddings[:, second], dim=-1)
+    return F.relu(margin - distances).square().sum() / (2 * len(embeddings))
+
+
 def binomial_deviance(
     embeddings: Tensor, labels: Tensor, alpha: float = 2.0, beta: float = 0.5, gamma: float = 25.0
 ) -> Tensor:

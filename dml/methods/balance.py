@@ -37,10 +37,14 @@ class Balance(nn.Module):
             of_metric, of_side: `[N,L,d]`, the learners' outputs that each loss was computed from.
             step: number of steps taken before.
         """
+        self.measure(metric, of_metric, side, of_side, step)
+        return self.weight * side
+
+    def measure(self, metric: Tensor, of_metric: Tensor, side: Tensor, of_side: Tensor, step: int) -> None:
+        """Takes the gradients of both losses into account, if it is one of the first steps; arguments as above."""
         if step < STEPS and of_metric.requires_grad:
             self.metric += _gradient(metric, of_metric)
             self.side += _gradient(side, of_side)
-        return self.weight * side
 
     @property
     def weight(self) -> Tensor:

@@ -21,7 +21,7 @@ from dml.errors import UserError
 from dml.figures.maps import attention_plot, object_regions
 from dml.figures.plot import Plot
 from dml.losses import functional
-from dml.methods.balance import Balance
+from dml.methods.balance import STEPS, Balance
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
@@ -48,7 +48,7 @@ class Scale(nn.Module):
     Args:
         lower, upper: F and G.
         cams: one per learner; identities if there is no channel attention.
-        heads: one per learner.
+        heads: one per learner, or J times the one that they share.
         layers: the stages whose maps object attention uses.
     """
 
@@ -113,7 +113,9 @@ class Adversary(nn.Module):
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(width, dim))  # spans the layer's columns; its scale does not matter
+        # It spans the layer's columns. They have unit norm, since rates such as the paper's 1e-5 would hardly turn
+        # longer ones.
+        self.weight = nn.Parameter(F.normalize(torch.randn(width, dim), dim=0))
 
     def layer(self) -> Tensor:
         """Returns the layer's weight, `[width,d]` with orthonormal columns."""
@@ -133,6 +135,9 @@ class DeML(Method):
     CA(i,j). Eq. 4 takes the learners' outputs without normalisation; here they have unit norm, since by length alone
     learners could differ without limit.
 
+    The learners of a scale share their layer, as they share G: "all cap(i,j) are first fed into the corresponding
+    subsequent shared embedding layers", and "the only differentiating parts are CAMs" (section 3.2).
+
     The released code differs: instead of the adversary it uses a contrastive hinge between the learners of a scale
     (`adversary=hinge`).
 
@@ -141,8 +146,10 @@ class DeML(Method):
         head, loss, dim: see `dml.methods.base`. A learner has floor(dim / (I J)) dimensions.
         I, J: number of scales, and of learners in each scale.
         channel_attention: false leaves the CAMs out.
-        adversary: `grl`: eq. 4 behind a gradient reversal layer; `hinge`: 2 minus the squared distance of two learners,
-            where that is positive (the released code, with weight 0.2); or `none`.
+        shared_head: true: the learners of a scale have one embedding layer; false: one each, as eq. 6 may be read,
+            which has parameters for each learner.
+        adversary: `grl`: eq. 4 behind a gradient reversal layer; `hinge`: half the square of 2 minus the distance of
+            two learners (the released code, with weight 0.2); or `none`.
         lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
         balance: `lambda_adv` is the ratio of this loss's gradient to the metric loss's (see `Balance`), and not the
             weight of eq. 4 as printed.
@@ -172,6 +179,7 @@ class DeML(Method):
         I: Few,  # noqa: E741 (the paper's name)
         J: Few,
         channel_attention: bool = True,
+        shared_head: bool = True,
         adversary: Literal["grl", "hinge", "none"] = "grl",
         lambda_adv: NotNegative = 1.0,
         balance: bool = True,
@@ -187,6 +195,11 @@ class DeML(Method):
             raise UserError(
                 f"head.dim={dim} leaves no dimension for each of {I * J} learners: make it {I * J} or more."
             )
+        if J > 1 and shared_head and not channel_attention:
+            raise UserError(
+                f"method.channel_attention=false method.shared_head=true make the {J} learners of a scale one and the "
+                "same: change one of the two, or set method.J=1."
+            )
         played = adversary == "grl" and J > 1
         if played and not channel_attention and not any(one.requires_grad for one in backbone.parameters()):
             raise UserError(
@@ -198,6 +211,7 @@ class DeML(Method):
             check_value("method.adversary_width", width, Annotated[int, Field(ge=d, le=65536)])
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
         self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
+        self.shared_head = shared_head
         self.balance = Balance() if balance and lambda_adv and adversary != "none" and J > 1 else None
         branch = branch or backbone.branch
         layers = _object_layers(backbone, object_layers)
@@ -209,7 +223,8 @@ class DeML(Method):
             cams = [ChannelAttention(channels) if channel_attention else nn.Identity() for _ in range(J)]
             if channel_attention:
                 enlarge_input(upper, 2)  # its weights start near 1/2
-            self.scales.append(Scale(lower, upper, cams, [head(d) for _ in range(J)], layers))
+            heads = [head(d)] * J if shared_head else [head(d) for _ in range(J)]
+            self.scales.append(Scale(lower, upper, cams, heads, layers))
         self.object_attention = ObjectAttention(locality)
         self.channel_attention = channel_attention
         self.adversaries = nn.ModuleList([Adversary(d, width) for _ in range(I)] if played else [])
@@ -250,24 +265,32 @@ class DeML(Method):
         """Computes the mean of the learners' losses (eq. 5) and what keeps the learners of a scale apart (eq. 4)."""
         terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
         metric = torch.stack(list(terms.values())).sum()
-        of_scales = output.embeddings.unflatten(1, (self.I, self.J)).unbind(1)
-        sides = {}  # name -> loss, and the outputs that it is computed from
+        name, seen = "hinge", output.raw
         if self.adversaries:
-            played = F.normalize(output.auxiliary["played"].to(output.raw.dtype), dim=-1)
-            opponents = zip(self.adversaries, played.unflatten(1, (self.I, self.J)).unbind(1), strict=True)
-            mapped = [net(functional.reverse(e)) for net, e in opponents]
-            sides["adversary"] = (
-                torch.stack([functional.discrepancy(m) for m in mapped]).sum(),
-                output.auxiliary["played"],
-            )
-        if self.adversary == "hinge" and self.J > 1:
-            apart = [functional.divergence(e, margin=2.0) for e in of_scales]
-            sides["hinge"] = torch.stack(apart).sum(), output.raw
-        for name, (side, seen) in sides.items():
-            if self.balance is not None:
-                side = self.balance(metric, output.raw, side, seen, self.global_step)
-            terms[name] = self.lambda_adv * side
+            name, seen = "adversary", output.auxiliary["played"]
+        elif self.adversary != "hinge" or self.J == 1:
+            return terms
+        side = self._apart(seen)
+        if self.balance is not None:
+            at, there = seen, side
+            if self.shared_head and self.global_step < STEPS:
+                # Learners that share a layer start nearly alike, where this loss has nearly no gradient. The weight
+                # is the one that they would have with layers of their own: the dimensions of each are moved round.
+                at = torch.stack([one.roll(j, -1) for j, one in enumerate(seen.unbind(1))], 1)
+                there = self._apart(at)
+            self.balance.measure(metric, output.raw, there, at, self.global_step)
+            side = self.balance.weight * side
+        terms[name] = self.lambda_adv * side
         return terms
+
+    def _apart(self, outputs: Tensor) -> Tensor:
+        """Computes what keeps the learners of a scale apart from raw outputs `[B,I*J,d]`: eq. 4, or the hinge."""
+        unit = F.normalize(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), dim=-1)
+        of_scales = unit.unflatten(1, (self.I, self.J)).unbind(1)
+        if not self.adversaries:
+            return torch.stack([functional.repulsion(e) for e in of_scales]).sum()
+        played = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
+        return torch.stack([functional.discrepancy(one) for one in played]).sum()
 
     def on_step_end(self, step: int) -> dict[str, float]:
         return {} if self.balance is None else self.balance.figures(step)

@@ -143,6 +143,15 @@ def test_divergence_is_equation_9(batch: tuple[torch.Tensor, torch.Tensor], marg
     assert functional.divergence(embeddings, margin).item() == pytest.approx(total / 9, rel=1e-12)
 
 
+def test_learners_that_are_alike_do_not_break_their_repulsion() -> None:
+    alike = F.normalize(torch.ones(2, 3, 4), dim=-1).requires_grad_()
+    value = functional.repulsion(alike)
+    value.backward()
+    assert value.item() == 3 * 2**2 / 2
+    assert alike.grad is not None
+    assert not alike.grad.any()
+
+
 def test_divergence_of_one_learner_is_zero(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert functional.divergence(batch[0][:, :1]).item() == 0
 
@@ -210,6 +219,7 @@ def test_ranked_list_of_coinciding_images() -> None:
         lambda e: functional.contrastive(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
         lambda e: functional.contrastive_of_pairs(e[:8, 0], torch.tensor([0, 1, 2, 3, 0, 1, 0, 0])),
         lambda e: functional.divergence(e, 1.3),
+        functional.repulsion,
         lambda e: functional.binomial_deviance(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
     ],
 )

@@ -17,6 +17,9 @@ def _norm(loss: Tensor, outputs: Tensor) -> float:
     return float(torch.autograd.grad(loss, outputs, retain_graph=True)[0].norm())
 
 
+DEML = ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3"]
+
+
 @pytest.mark.parametrize(
     ("side", "options"),
     [
@@ -25,8 +28,8 @@ def _norm(loss: Tensor, outputs: Tensor) -> float:
             "divergence",
             ["method=mheads", "method.M=3", "method.lambda_div=0.3", "method.margin_div=3", "method.balance=true"],
         ),
-        ("adversary", ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3"]),
-        ("hinge", ["method=deml", "method.I=1", "method.J=3", "method.lambda_adv=0.3", "method.adversary=hinge"]),
+        ("adversary", [*DEML, "method.shared_head=false"]),
+        ("hinge", [*DEML, "method.shared_head=false", "method.adversary=hinge"]),
     ],
 )
 @pytest.mark.parametrize("loss", ["abe_contrastive", "multi_similarity", "deml/binomial", "proxy_anchor"])
@@ -40,6 +43,24 @@ def test_a_weight_is_a_ratio_of_gradients(method_of: MethodOf, side: str, option
     assert unbounded == pytest.approx(0.3 * metric, rel=1e-3)
     printed = method_of(*options, "head.dim=24", f"loss={loss}", "method.balance=false")
     assert _norm(printed.objective(Output(raw, played=raw), batch)[side], raw) != pytest.approx(0.3 * metric, rel=1e-2)
+
+
+@pytest.mark.parametrize("adversary", ["grl", "hinge"])
+def test_learners_with_one_layer_are_weighed_as_if_each_had_its_own(method_of: MethodOf, adversary: str) -> None:
+    """They start nearly alike; soon afterwards the loss has the gradient that a ratio at the start would not see."""
+    method = method_of(*DEML, "head.dim=24", f"method.adversary={adversary}")
+    torch.manual_seed(0)
+    rows = torch.randn(8, 1, 8)
+    raw = (rows + 1e-3 * torch.randn(8, 3, 8)).requires_grad_()
+    batch = {"label": torch.arange(4).repeat(2), "index": torch.arange(8)}
+    name = "adversary" if adversary == "grl" else "hinge"
+    terms = method.objective(Output(raw, played=raw), batch)
+    own = torch.stack([rows[:, 0].roll(j, -1) for j in range(3)], 1).requires_grad_()
+    unweighted = method_of(*DEML, "head.dim=24", f"method.adversary={adversary}", "method.balance=false")
+    unweighted.load_state_dict(method.state_dict(), strict=False)
+    side = _norm(unweighted.objective(Output(own, played=own), batch)[name], own) / 0.3
+    unbounded = float(method.balance.weight) / (1 - float(method.balance.weight) / MOST)
+    assert unbounded == pytest.approx(_norm(terms["metric"], raw) / side, rel=1e-2)
 
 
 @pytest.mark.parametrize("options", [["method=abe"], ["method=deml"], ["method=deml", "method.adversary=hinge"]])

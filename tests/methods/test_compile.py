@@ -29,7 +29,7 @@ MethodOf = Callable[..., Method]
 OPTIONS = [
     ["method=abe", "method.checkpointing=true"],
     ["method=abe", "method.checkpointing=true", "backbone.batch_norm=running"],
-    ["method=deml", "method.checkpointing=true", "method.channel_attention=false"],
+    ["method=deml", "method.checkpointing=true", "method.channel_attention=false", "method.shared_head=false"],
     ["method=diablo", "method.attention=post", "method.selection=feature", "method.checkpointing=true"],
     ["method=baseline", "backbone.train=none"],
     ["method=gsp", "head.solver=fixed_point"],

@@ -1,5 +1,6 @@
 """DeML: widths, scales, the game of the adversary, and that DeML(1,1) without channel attention is its baseline."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.errors import UserError
-from dml.evaluation.evaluator import embed_batches
+from dml.evaluation.evaluator import embed_batches, self_cosines
 from dml.evaluation.metrics import evaluate
 from dml.losses import functional
 from dml.methods.base import Method
@@ -104,7 +105,7 @@ def test_activation_decay_is_that_of_outputs_before_they_are_normalised(method_o
     batch = {"image": torch.rand(8, 3, 32, 32), "label": torch.arange(8) // 2, "index": torch.arange(8)}
     method.training_step(batch, 0)
     outputs = method.train().learners(method.normalized(batch["image"])).raw
-    weights = [head.projection.weight for scale in method.scales for head in scale.heads]
+    weights = [scale.heads[0].projection.weight for scale in method.scales]  # that all learners of a scale share
     expected = 0.3 / 2 * outputs.square().sum(-1).mean()
     expected = expected + 0.7 * sum(((w @ w.T - torch.eye(len(w))) ** 2).trace() for w in weights)
     assert method.terms["train/activation"].item() == pytest.approx(expected.item(), rel=1e-4)
@@ -270,8 +271,36 @@ def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
     by_hand = 0.0
     for n in range(5):
         for a, b in ((0, 1), (2, 3)):
-            by_hand += 2 * max(0.0, 2 - float((embeddings[n, a] - embeddings[n, b]).square().sum())) / 5
+            by_hand += max(0.0, 2 - math.dist(embeddings[n, a].tolist(), embeddings[n, b].tolist())) ** 2 / 2 / 5
     assert objective_of(method, embeddings, labels)["hinge"].item() == pytest.approx(0.2 * by_hand, rel=1e-5)
+
+
+def test_learners_of_a_scale_share_their_layer_unless_told_otherwise(method_of: MethodOf) -> None:
+    options = ["method.I=2", "method.J=3"]
+    shared, own = (deml(method_of, *options, f"method.shared_head={shared}") for shared in (True, False))
+    for method, layers in ((shared, 2), (own, 6)):
+        assert len(set(method.projections())) == layers
+        assert len({id(p) for scale in method.scales for p in scale.heads.parameters()}) == 2 * layers
+        grouped = [p for group in method.optimizer_alone().param_groups for p in group["params"]]
+        assert sorted(map(id, grouped)) == sorted(map(id, method.parameters()))
+    # Only channel attention tells learners with one layer apart.
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        alike = [float(self_cosines(method.eval().embed(images)[:, :3]).mean()) for method in (shared, own)]
+    assert alike[0] > 0.9 > 0.8 > alike[1]
+
+
+def test_an_adversary_turns_at_the_papers_rate() -> None:
+    torch.manual_seed(0)
+    net, embeddings = Adversary(64, 128), F.normalize(torch.randn(16, 4, 64), dim=-1)
+    torch.testing.assert_close(net.weight.norm(dim=0), torch.ones(64))
+    before, optimizer = net.layer().detach(), torch.optim.Adam(net.parameters(), lr=1e-5)
+    for _ in range(100):
+        optimizer.zero_grad()
+        functional.discrepancy(net(embeddings)).backward()
+        optimizer.step()
+    turned = float((net.layer().detach() - before).norm() / before.norm())
+    assert turned > 0.005  # with entries of N(0,1) it would be a tenth of that
 
 
 def test_activation_decay_is_equation_6() -> None:
@@ -303,7 +332,7 @@ def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[...
     assert {"train/metric", "train/adversary", "train/activation"} <= terms.keys()
     played = [record["train/adversary"] for record in records if "train/adversary" in record]
     assert len(played) == 6
-    assert min(played) > 0.01
+    assert min(played) > 0
     page = (folder / "report.html").read_text()
     assert 'alt="The part of some test images that each scale sees' in page
     assert 'alt="What each learner attends to' in page
@@ -318,6 +347,7 @@ def test_mistakes_are_told(method_of: MethodOf) -> None:
         (["method.object_layers=[conv9]"], r"object_layers=\['conv9'\] has to be a list of stages .* block1, block2"),
         (["method.object_layers=block4"], r"object_layers=block4 has to be a list"),
         (["method.channel_attention=no"], r"method\.channel_attention=no has to be true or false"),
+        (["method.channel_attention=false"], "method.shared_head=true make the 4 learners of a scale one and the same"),
         (["method.adversary=chess"], r"method\.adversary=chess has to be 'grl', 'hinge' or 'none'"),
         (["method.adversary_width=2"], r"method\.adversary_width=2 has to be at least 3"),
         (["method.lambda_adv=-1"], r"method\.lambda_adv=-1"),
@@ -347,6 +377,6 @@ def test_no_pictures_of_what_there_is_not(method_of: MethodOf) -> None:
             return [plot.name for plot in method.plots(torch.rand(1, 3, 32, 32), cast(DataModule, None), [])]
 
     assert plots() == ["regions", "attention"]
-    assert plots("method.channel_attention=false") == ["regions"]
+    assert plots("method.channel_attention=false", "method.shared_head=false") == ["regions"]
     assert plots("method.I=1") == ["attention"]
     assert deml(method_of).attention(torch.rand(1, 3, 32, 32)).shape == (1, 4, 32, 8, 8)
