@@ -119,6 +119,8 @@ def differences(experiment: Experiment) -> list[Differences]:
     tables = []
     for name, by_place in found.items():
         compared, places = (list(dict.fromkeys(names)) for names in zip(*by_place, strict=True))
+        parts = list(experiment.parts)
+        places.sort(key=lambda place: min(i for i, part in enumerate(parts) if place.startswith(part)))
         table = {row: [by_place.get((row, one)) for one in places] for row in experiment.rows if row in compared}
         tables.append(Differences(metric(name).title, places, table))
     return tables
