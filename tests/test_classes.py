@@ -1,7 +1,7 @@
 """What each class scored is kept beside the record, so that rows are compared whose runs are not here any more."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from dml.analysis.comparison import over_classes, paired
 from dml.errors import UserError
 from dml.papers.catalogue import read_experiment
-from dml.papers.classes import kept
+from dml.papers.classes import ByClass, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.records import record_finished
 from dml.papers.trainings import folder_of
@@ -102,6 +102,42 @@ def test_a_training_is_kept_once_and_as_long_as_its_row_is_the_same(
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
     assert kept(read_experiment("us/table1")) == []
+
+
+def test_rows_are_compared_on_the_seeds_that_both_have(two: Experiment, train: Train, tmp_path: Path) -> None:
+    base, mine = (train(row, tmp_path / "out") for row in ("base", "mine"))
+    shutil.rmtree(mine[1])
+    record_finished(two, [], tmp_path / "out")
+    expected = paired(base[:1], mine[:1])
+    for one in read_experiment("us/table1").compared:
+        assert one.estimate == pytest.approx(over_classes(*expected.values[one.metric], expected.classes).estimate)
+        assert one.runs == [1, 1]
+    train("mine", tmp_path / "out")
+    record_finished(two, [], tmp_path / "out")
+    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
+    # Later one side alone has fewer: the comparison of more stays.
+    path = tmp_path / "experiments" / "us" / "table1.classes.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"seed": 1' not in line))
+    shutil.rmtree(base[1])
+    record_finished(two, [], tmp_path / "out")
+    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
+
+
+def test_what_another_process_recorded_meanwhile_stays(
+    two: Experiment, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train("base", tmp_path / "here")
+    train("mine", tmp_path / "there")
+
+    def slowly(name: str, found: Iterable[ByClass]) -> None:
+        monkeypatch.setattr("dml.papers.records.keep_classes", keep_classes)
+        record_finished(two, [], tmp_path / "there")  # the other process, after this one has read the record
+        keep_classes(name, found)
+
+    monkeypatch.setattr("dml.papers.records.keep_classes", slowly)
+    record_finished(two, [], tmp_path / "here")
+    assert {one.row for one in kept(read_experiment("us/table1"))} == {"base", "mine"}
+    assert len(read_experiment("us/table1").compared) == 2
 
 
 def test_other_images_are_not_compared(two: Experiment, train: Train, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from dml.analysis.comparison import over_sums, runs_of
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
 from dml.files import alone, write_atomically
+from dml.papers.catalogue import read_experiment
 from dml.papers.experiment import Experiment, Training
 from dml.papers.measured import Compared
 from dml.runs.scores import Queries, read_queries
@@ -94,18 +95,23 @@ def kept(experiment: Experiment) -> list[ByClass]:
     file = _file(experiment)
     try:
         found = [ByClass(**json.loads(line)) for line in (file.read_text().splitlines() if file.exists() else [])]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged: take it back from git, or remove it and record again.") from error
     return [one for one in found if (one.row, one.part, one.key, one.seed) in current]
 
 
-def keep_classes(experiment: Experiment, found: Iterable[ByClass]) -> None:
-    """Adds trainings to those that are kept, in place of those of the same row, part, changes and seed."""
+def keep_classes(name: str, found: Iterable[ByClass]) -> None:
+    """Adds trainings to those that are kept of an experiment, in place of those of the same row, part, changes, seed.
+
+    Args:
+        name: of the experiment; what is recorded of it is read here, since another process may have recorded meanwhile.
+    """
 
     def place(one: ByClass) -> tuple[Any, ...]:
         return one.row, one.part, tuple(one.changes), one.seed
 
-    with alone(experiment.record.parent / ".lock"):
+    with alone(read_experiment(name).record.parent / ".lock"):
+        experiment = read_experiment(name)
         every = {place(one): one for one in (*kept(experiment), *found)}
         lines = [json.dumps(asdict(one), ensure_ascii=False) for one in every.values()]
         write_atomically(_file(experiment), "".join(f"{line}\n" for line in lines))
@@ -118,6 +124,8 @@ def _file(experiment: Experiment) -> Path:
 def compare_rows(experiment: Experiment) -> list[Compared]:
     """Compares the rows with the row `compared_with`, in each part and setting in which trainings of both are kept.
 
+    Trainings of the seeds that both have count, or all if they have none in common.
+
     Raises:
         UserError: two rows were not tested on the same images.
     """
@@ -129,6 +137,9 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
         base = sides.get((experiment.compared_with, part, changes))
         if base is None or row == experiment.compared_with:
             continue
+        common = {one.seed for one in mine} & {one.seed for one in base}
+        if common:
+            mine, base = ([one for one in side if one.seed in common] for side in (mine, base))
         if len({one.queries for one in (*base, *mine)}) > 1:
             raise UserError(
                 f"{experiment.name}, {part}: '{row}' and '{experiment.compared_with}' were tested on different images, "

@@ -44,7 +44,8 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
         wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
-        if not kept:  # the script ran before it had this row
+        if not kept:
+            print(f"Left out: {training.row}, which {folder} does not have: run it again.")
             continue
         begun = said_of_starts(folder)
         seconds = metrics["run/seconds"] * metrics.get("run/trainings", 1) if "run/seconds" in metrics else None
@@ -100,9 +101,9 @@ def keep(
     """Adds measurements, comparisons and searches to the record of an experiment.
 
     They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
-    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison of
-    fewer runs than before is dropped. So is what was recorded for rows that are gone or have other options now, and it
-    is printed how much.
+    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison in
+    which a side has fewer runs than before is dropped. So is what was recorded for rows that are gone or have other
+    options now, and it is printed how much.
 
     Returns:
         The file of the record.
@@ -121,7 +122,7 @@ def keep(
         differences = {place(one): one for one in before.compared}
         for difference in compared:
             known = differences.get(place(difference))
-            if known is None or min(known.runs) <= min(difference.runs):  # never fewer runs than before
+            if known is None or all(was <= now for was, now in zip(known.runs, difference.runs, strict=True)):
                 differences[place(difference)] = difference
         searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *tuned)}
         _tell_dropped(before)
@@ -154,10 +155,9 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
         return
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
-        recorded = read_experiment(experiment.name)
         trainings = _with_seeds(experiment, changes, out)
-        keep_classes(recorded, [by_class(one, folder_of(one, out), changes) for one in trainings])
-        keep(recorded, compared=compare_rows(recorded))
+        keep_classes(experiment.name, [by_class(one, folder_of(one, out), changes) for one in trainings])
+        keep(experiment, compared=compare_rows(read_experiment(experiment.name)))
         if (picture := comparison(read_experiment(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
             with atomic_path(path) as new:

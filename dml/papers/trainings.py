@@ -79,13 +79,13 @@ def folder_of(training: Training, out: Path) -> Path:
 
 
 def finished(training: Training, out: Path) -> Path | None:
-    """Returns the folder of a training if it is finished, else None. With damaged figures it is not finished."""
+    """Returns the folder of a training if it is finished, else None. With damaged figures, or with those of a script
+    from before it had the row, it is not finished."""
     folder = folder_of(training, out)
     try:
-        figures(training, folder)
+        return folder if figures(training, folder) else None
     except UserError:
         return None
-    return folder
 
 
 def figures(training: Training, folder: Path) -> dict[str, float]:
