@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="folder to write to (default: compared_with_<RUN_A> in RUN_B)")
     options = parser.parse_args()
-    from dml.analysis.comparison import compare
+    from dml.analysis.comparison import compare, names
 
-    name = beside(options.a, "").resolve().name
-    out = options.out or beside(options.b, f"compared_with_{name}")
+    name, _ = names(*(beside(one, "").resolve() for one in (options.a, options.b)))
+    out = options.out or beside(options.b, f"compared_with_{name.replace('/', '_')}")
     compare(folder_of(options.a), folder_of(options.b), out, options.draws, options.seed)
 
 

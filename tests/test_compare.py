@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig
 
-from dml.analysis.comparison import compare, over_classes, over_images, paired, runs_of
+from dml.analysis.comparison import compare, names, over_classes, over_images, paired, runs_of
 from dml.compare import main
 from dml.errors import UserError
 from dml.runs.folder import RunFolder
@@ -77,6 +77,21 @@ def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
     }
     np.savez(folder / "queries.npz", **arrays | changes)
     return folder
+
+
+def test_seeds_of_two_methods_do_not_overwrite_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    one, two, mine = (saved(tmp_path / name / "seed=2", rng.random(len(CLASSES))) for name in ("one", "two", "mine"))
+    for other in (one, two):
+        monkeypatch.setattr(sys, "argv", ["compare", str(other), str(mine), "--draws", "100"])
+        main()
+    assert sorted(path.name for path in mine.glob("compared_*")) == [
+        "compared_with_one_seed=2",
+        "compared_with_two_seed=2",
+    ]
+    assert names(one, mine) == ("one/seed=2", "mine/seed=2")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

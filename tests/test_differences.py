@@ -42,6 +42,14 @@ def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
     return make_run
 
 
+def test_whole_numbers_are_one_option_however_they_were_typed(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed, factor in enumerate(("1", "1.0")):
+        make_run(f"a/{seed}", {}, "method=abe", f"seed={seed}", f"method.head_lr_factor={factor}")
+    assert len(groups(leaves([tmp_path]))) == 1
+    make_run("a/2", {}, "method=abe", "seed=2", "method.head_lr_factor=1.5")
+    assert len(groups(leaves([tmp_path]))) == 2
+
+
 def test_what_was_published_of_a_run_is_no_other_run(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("a/0", {}, "method=abe")
     for name in ("a/0/published", "b"):  # the second one is somebody else's

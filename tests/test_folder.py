@@ -199,7 +199,9 @@ def test_a_checkpoint_without_permission(configure: Configure, monkeypatch: pyte
     assert folder.checkpoint() == folder.previous
 
 
-@pytest.mark.parametrize("text", ["", "\0\0\0\0", "[1]", '{"a": "b"}', '{"test/recall@1": 0.5', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "\0\0\0\0", "[1]", '{"a": "b"}', '{"a": NaN}', '{"a": true}', '{"test/recall@1": 0.5', "[" * 100_000]
+)
 def test_damaged_figures_are_told(configure: Configure, text: str) -> None:
     folder = begin(configure)
     (folder.path / "metrics.json").write_text(text)

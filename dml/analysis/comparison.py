@@ -180,7 +180,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
             table.add_row(one.name, *one.values)
     console.print(table)
     if more := sum(one.detail for one in differ):
-        print(f"and {more} options of components that differ: see comparison.json")
+        print(f"and options of components that differ: {more}, see comparison.json")
     return differ
 
 
@@ -194,6 +194,12 @@ def _print_untrained(group: Group) -> None:
         Console().print(f"untrained: {', '.join(said)}", highlight=False)
     if below_untrained(group.metrics):
         Console().print(BELOW_SAYS, highlight=False)
+
+
+def names(a: Path, b: Path) -> tuple[str, str]:
+    """Returns the names of two folders; with the folders above them where these have the same name, as `seed=0`."""
+    at = -2 if a.name == b.name else -1
+    return "/".join(a.parts[at:]), "/".join(b.parts[at:])
 
 
 def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> dict[str, dict[str, Difference]]:
@@ -240,13 +246,14 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         content[name] = {"a": means[0], "b": means[1]} | {
             over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
         }
+    first, second = names(a.resolve(), b.resolve())
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, by in found.items():
             d = by["classes"]
             drawn = {f"drawn over {over}": one.draws for over, one in by.items()}
             picture = summaries.difference_plot(
-                drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {b.name} minus {a.name}"
+                drawn, d.estimate, (d.low, d.high), f"{metric(name).title}: {second} minus {first}"
             )
             with atomic_path(out / f"difference_{name.replace('@', '_')}.png") as new:
                 picture.savefig(new, format="png")

@@ -23,16 +23,15 @@ from dml.configuration.identity import configuration, repeats
 from dml.configuration.ranges import WholeNumber, check_value
 from dml.configuration.trainings import axes_of
 from dml.errors import UserError
+from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import metric, of_queries
 from dml.evaluation.metrics import evaluate
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
-from dml.runs.collecting import FinishedRun, leaves
+from dml.runs.collecting import FinishedRun, leaves, tells
 from dml.runs.scores import read_embeddings
 
 KINDS = ("separated", "concatenated")
-
-LEVEL = 0.95
 
 MOST = 1000  # if there are more collections than this, so many are drawn, some of them twice
 
@@ -127,7 +126,7 @@ def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
             "needs one training of each fold."
         )
     differ = repeats(runs[0].config)
-    typed = [o for o in runs[0].overrides if o.partition("=")[0] not in differ and not o.startswith("paths.")]
+    typed = [o for o in runs[0].overrides if tells(o, differ)]
     label = " ".join(typed) or "the defaults"
     test = {at: _embeddings(run.folder) for at, run in models.items()}
     _check_same(models, test)

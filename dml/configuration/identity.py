@@ -14,7 +14,7 @@ from dml.configuration.trainings import axes_of
 
 
 def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
-    """Returns dotted name -> value of all options that change what is computed.
+    """Returns dotted name -> value of all options that change what is computed. Whole numbers are int, as 1 for 1.0.
 
     `runtime`, whose values are known only once the data is read, is given separately.
     """
@@ -24,7 +24,7 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
             for name, value in node.items():
                 yield from walk(value, f"{prefix}.{name}" if prefix else str(name))
         else:
-            yield prefix, node
+            yield prefix, _plain(node)
 
     filled = config.copy()
     OmegaConf.set_struct(filled, False)
@@ -41,6 +41,12 @@ def flat(config: DictConfig, runtime: Any) -> dict[str, Any]:
         else value
         for name, value in flat.items()
     }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def repeats(config: DictConfig) -> set[str]:

@@ -77,7 +77,7 @@ def as_labels(values: ArrayLike | Tensor, embeddings: Tensor, name: str) -> Tens
     """
     tensor = _tensor(values, name)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise UserError(f"{name} holds {tensor.dtype}; give class labels as whole numbers.")
+        raise UserError(f"{name} holds {tensor.dtype}; give whole numbers.")
     if tensor.shape != embeddings.shape[:1]:
         raise UserError(
             f"{name} has shape {list(tensor.shape)} beside {len(embeddings)} embeddings; give one label for each row."

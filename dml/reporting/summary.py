@@ -261,7 +261,7 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
         if not all(one.meant for one in told):
             print(f"* {ALSO}: it was not given on the command line")
         if more := len(differ) - len(told):
-            print(f"and {more} options of components that differ: see summary.html")
+            print(f"and options of components that differ: {more}, see summary.html")
 
 
 def _html(

@@ -173,7 +173,7 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
         found.setdefault(configuration(run.config), []).append(run)
     if len(found) == 1:
         return [Group(label(runs[0].config)[0], list(runs), {})]
-    typed = [[o for o in group[0].overrides if _tells(o, repeats(group[0].config))] for group in found.values()]
+    typed = [[o for o in group[0].overrides if tells(o, repeats(group[0].config))] for group in found.values()]
     common = set(typed[0]).intersection(*typed)
     own = [[o for o in options if o not in common] for options in typed]
     labels = [" ".join(options) or "the rest by default" for options in own]
@@ -188,6 +188,7 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
     ]
 
 
-def _tells(override: str, differ: Collection[str]) -> bool:
+def tells(override: str, differ: Collection[str]) -> bool:
+    """Says whether an override can tell a configuration from others; `differ`: the options of repetitions."""
     name = override.lstrip("+~").partition("=")[0]
     return name not in differ and not name.startswith(("paths.", "logger", "hydra"))

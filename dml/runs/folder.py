@@ -20,7 +20,6 @@ from dml.files import (
     PREVIOUS,
     alone,
     load_checkpoint,
-    read_json,
     read_yaml,
     refers,
     sound,
@@ -29,6 +28,7 @@ from dml.files import (
 )
 from dml.models.weights import Source
 from dml.runs.provenance import add_start, hardware, numerics
+from dml.runs.reading import read_metrics_json
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
 
@@ -315,11 +315,7 @@ class RunFolder:
 
     def metrics(self) -> dict[str, float]:
         """Reads the figures of a finished run. Raises UserError if `metrics.json` is missing or damaged."""
-        file = self.path / "metrics.json"
-        found = read_json(file)
-        if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-            raise UserError(f"{file} is damaged: it does not hold figures.")
-        return found
+        return read_metrics_json(self.path / "metrics.json")
 
     def write_metrics(self, metrics: Mapping[str, float]) -> None:
         """Writes `metrics.json`."""
