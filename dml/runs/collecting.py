@@ -143,12 +143,15 @@ def _finished(folder: Path) -> FinishedRun | None:
         UserError: a file is damaged.
     """
     file = RunFolder(folder).config_file
-    config = RunFolder(folder).config()
+    remedy = "repeat the run, or leave its folder out"
+    try:
+        config = RunFolder(folder).config()
+    except UserError as error:
+        raise UserError(f"{str(error).removesuffix('.')}: {remedy}.") from error
     if config is None:
         if file.exists():
             print(f"Left out: {folder}, whose config.yaml is damaged or not that of a run.", file=sys.stderr)
         return None
-    remedy = "repeat the run, or leave its folder out"
     with reading(file, remedy):
         if trainings_of(config):
             return None
