@@ -2,16 +2,19 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
+from PIL import Image
 
 from dml import experiment, run
 from dml.configuration.command_line import ending, hydra_sentence
 from dml.configuration.composition import composed
+from dml.data.dataset import open_dataset
 from dml.errors import CTRL_C, INTERRUPTED, MISTAKE, UNREAD, Interrupted, UserError
 from tests.conftest import TINY
 
@@ -97,6 +100,22 @@ def test_what_hydra_says_is_one_sentence(overrides: list[str], sentence: str) ->
     said = hydra_sentence(caught.value)
     assert re.match(sentence, said)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(("typed", "below"), [("~/my photos", "my photos"), ("~/photos", "photos"), ("~", "")])
+def test_what_is_advised_for_the_home_folder_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, below: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "josé"))
+    for name in ("a", "b"):
+        (tmp_path / "josé" / below / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "josé" / below / name / "1.png")
+    with pytest.raises(HydraException) as caught:
+        composed("dataset=folder", f"dataset.root={typed}")
+    (advised,) = shlex.split(hydra_sentence(caught.value).partition("so write ")[2].removesuffix("."))
+    config = composed("dataset=folder", advised)
+    assert config.dataset.root == str(tmp_path / "josé" / below).rstrip("/")
+    assert len(open_dataset(config)) == 2
 
 
 @pytest.mark.parametrize(

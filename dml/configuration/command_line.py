@@ -107,8 +107,10 @@ def is_group_null(error: Exception) -> bool:
 
 
 def _quoted(override: str) -> str:
-    """Returns an override as it is typed with its value in quotes; empty if its value was to be more than a word."""
+    """Returns an override as it is typed with its value in quotes; empty if its value was to be more than a word. `~`
+    becomes the home folder, since after `name=` the shell leaves it as it is."""
     name, _, value = override.partition("=")
+    value = os.path.expanduser(value)
     if not value or any(sign in value for sign in "'\"[]{}()$,"):
         return ""
     return f"\"{name}='{value}'\""

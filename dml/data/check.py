@@ -21,9 +21,10 @@ from dml.data.paths import CHUNK, NO_FILE
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.files import write_atomically
+from dml.process import cores
 
 
-def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Records:
+def readable(records: Records, cache_dir: str | Path) -> Records:
     """Returns the records after checking that every image file can be decoded.
 
     With `records.unreadable` = `stop`, a file that cannot be decoded is an error; with `skip`, its row is left out with
@@ -32,7 +33,7 @@ def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Recor
     Raises:
         UserError: some files cannot be decoded; the message names every one of them.
     """
-    bad = check_images(records, np.arange(len(records)), cache_dir, workers)
+    bad = check_images(records, np.arange(len(records)), cache_dir)
     if not bad:
         return records
     names = ", ".join(f"{records.paths[row]} ({why})" for row, why in bad.items())
@@ -45,10 +46,10 @@ def readable(records: Records, cache_dir: str | Path, workers: int = 2) -> Recor
     return records.subset(np.setdiff1d(np.arange(len(records)), list(bad)))
 
 
-def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, workers: int = 2) -> dict[int, str]:
+def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path) -> dict[int, str]:
     """Finds the rows among `rows` `[n]` whose file cannot be decoded to its last pixel.
 
-    Decodes in `workers` threads (PIL releases the interpreter lock), with a progress bar when it takes over a second.
+    Decodes with one thread per core (PIL releases the interpreter lock), and shows a progress bar after a second.
 
     Returns:
         Row -> reason why it cannot be decoded, rows ascending.
@@ -64,7 +65,7 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path, work
         if not known:
             return {}
         return {row: known[path] for row, path in zip(rows.tolist(), records.paths[rows], strict=True) if path in known}
-    bad = _decode_all(records, rows, workers)
+    bad = _decode_all(records, rows)
     if not any(_may_pass(error) for error in bad.values()):
         _remember(memory, {records.paths[row]: reason(error) for row, error in bad.items()})
     return {row: reason(error) for row, error in bad.items()}
@@ -79,7 +80,7 @@ def digest(first: str, others: Iterable[str]) -> str:
     return found.hexdigest()[:32]
 
 
-def _decode_all(records: Records, rows: np.ndarray, workers: int) -> dict[int, Exception]:
+def _decode_all(records: Records, rows: np.ndarray) -> dict[int, Exception]:
     def fault(row: int) -> Exception | None:
         try:
             records.open_image(row)
@@ -89,7 +90,7 @@ def _decode_all(records: Records, rows: np.ndarray, workers: int) -> dict[int, E
 
     bad: dict[int, Exception] = {}
     bar: Any = tqdm(total=len(rows), desc="checking images", leave=False, delay=1)
-    with quiet(), ThreadPoolExecutor(max(1, workers)) as pool, bar:
+    with quiet(), ThreadPoolExecutor(cores()) as pool, bar:
         for at in range(0, len(rows), CHUNK):  # in parts, since every task waiting for a thread takes a kilobyte
             some = rows[at : at + CHUNK].tolist()
             for row, error in zip(some, pool.map(fault, some), strict=True):

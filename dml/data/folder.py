@@ -12,11 +12,13 @@ from typing import Literal
 import numpy as np
 
 from dml.configuration.ranges import Share
-from dml.data.images import SUFFIXES, closed_folder, decode
+from dml.data.images import SUFFIXES, decode, walk
 from dml.data.listing import Listing, listed_images, roles_of_classes
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
+
+SIDES = {"train", "test"}  # names of folders that are the split
 
 
 def folder(
@@ -43,11 +45,12 @@ def folder(
             the whole image) may be added.
         depth: `class`: the folders in `root` are the classes. `leaf`: every folder below `root` that holds images is a
             class, named by its path, such as `Fruit/Apple`; if all of them lie in `train` or `test`, that is the split.
+            A folder called so, in any case, is refused beside others.
         unreadable: `stop` or `skip`, see `dml.data.check`.
 
     Raises:
         UserError: there is no such folder, it has no class folders, a class folder has no images, the split leaves one
-            side empty, or the CSV file does not fit; the message gives the line.
+            side empty or is unclear, or the CSV file does not fit; the message gives the line.
     """
     listing = Listing(Path(csv)) if csv else None
     if listing is not None and "path" in listing.columns:
@@ -59,7 +62,7 @@ def folder(
     if listing is not None:
         roles = roles_of_classes(listing, names, Path(root))
     else:
-        roles = (depth == "leaf" and _roles_of_folders(names)) or _ordered_roles(names, train_fraction)
+        roles = (depth == "leaf" and _roles_of_folders(names, Path(root))) or _ordered_roles(names, train_fraction)
     sizes: list[int] = []  # of the classes
     paths = Paths.of(_listed(classes.values(), sizes))
     labels = np.repeat(np.arange(len(names)), sizes)
@@ -109,7 +112,7 @@ def class_folders(root: Path) -> dict[str, Path]:
 def leaf_folders(root: Path) -> dict[str, Path]:
     """Returns path below `root` -> folder for all folders that hold images, in the order of their paths (NFC).
 
-    Hidden folders are ignored, and links to folders are not followed.
+    Hidden folders are ignored. Links to folders are followed, as by `dml.data.images.walk`.
 
     Raises:
         UserError: there is no such folder, no folder holds images, or the paths of two differ only in their Unicode
@@ -132,7 +135,7 @@ def leaf_folders(root: Path) -> dict[str, Path]:
 
 def _with_images(root: Path) -> Iterator[Path]:
     """Yields the folders below `root` that directly hold images, in the order of their paths."""
-    for place, folders, files in os.walk(root, onerror=closed_folder):
+    for place, folders, files in walk(root):
         folders[:] = sorted(name for name in folders if name[0] != ".")
         if Path(place) != root and any(map(_is_image, files)):
             yield Path(place)
@@ -160,16 +163,22 @@ def images_below(path: Path) -> list[str]:
     return sorted(files)
 
 
-def _roles_of_folders(names: list[str]) -> list[str]:
-    """Returns the role of each class by its folder, `train` or `test`; empty if some lie elsewhere or one is empty.
+def _roles_of_folders(names: list[str], root: Path) -> list[str]:
+    """Returns the role of each class by its folder, `train` or `test`; empty if no folder in `root` is called so.
 
     Raises:
-        UserError: a class lies below both.
+        UserError: only one of the two is there, or another folder beside them; or a class lies below both.
     """
     parted = [name.partition("/") for name in names]
     roles = [role for role, _, _ in parted]
-    if set(roles) != {"train", "test"}:
+    tops = sorted(set(roles))
+    if not {top.lower() for top in tops} & SIDES:
         return []
+    if set(tops) != SIDES:
+        raise UserError(
+            f"{root} has images in the folders {_some(tops)}: folders are the split only if they are train and test "
+            f"alone, so {_changes(tops)}, or name a file with the split of the classes, dataset.csv=FILE"
+        )
     train, test = ({name for role, _, name in parted if role == side} for side in ("train", "test"))
     if both := sorted(train & test):
         raise UserError(
@@ -177,6 +186,20 @@ def _roles_of_folders(names: list[str]) -> list[str]:
             "training has not seen: put all images of a class into one folder"
         )
     return roles
+
+
+def _changes(tops: list[str]) -> str:
+    """Says what would make `train` and `test` of the folders in the root."""
+    renamed = [top for top in tops if top.lower() in SIDES and top.lower() not in tops]
+    others = [top for top in tops if top not in SIDES and top not in renamed]
+    changes = [f"rename {top} to {top.lower()}" for top in renamed]
+    changes += [f"move {_some(others)} elsewhere"] if others else []
+    changes += [f"add {side}" for side in sorted(SIDES - {top.lower() for top in tops})]
+    return " and ".join(changes)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:

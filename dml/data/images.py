@@ -9,6 +9,7 @@ import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 MOST_OBLONG = 100  # longest to shortest side; a narrower picture, resized by its shorter side, would fill the memory
 # To be raised when `decode` makes other pixels of a file: the names of cache files contain it.
-VERSION = 2
+VERSION = 3
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels; right and lower exclusive
 
@@ -33,6 +34,11 @@ _TURNS = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
+}
+# The inverse of a turn, where it is another one.
+_BACK = {
+    Image.Transpose.ROTATE_90: Image.Transpose.ROTATE_270,
+    Image.Transpose.ROTATE_270: Image.Transpose.ROTATE_90,
 }
 
 
@@ -61,9 +67,12 @@ def pixels(image: Image.Image, box: Box | None = None) -> Image.Image:
     Raises:
         Exception: as `decode`.
     """
+    before = _turn(image) if box is not None and image.format == "TIFF" else None
     image.load()
     turn = _turn(image)
     picture = _rgb(image)
+    if before is not None:  # PIL has turned it, but boxes are of the pixels as stored
+        picture, turn = picture.transpose(_BACK.get(before, before)), before
     if box is not None:
         picture = _cut(picture, box)
     if max(picture.size) > MOST_OBLONG * min(picture.size):
@@ -75,6 +84,27 @@ def reason(error: Exception) -> str:
     """Says in one line why an image could not be read, without its path."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
+
+
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Goes through a folder as `os.walk` does, from the top, also through links to folders.
+
+    A link to a folder that the way has already come through is left out, so that loops end.
+
+    Raises:
+        UserError: a folder may not be read.
+    """
+    ways: dict[str, tuple[str, ...]] = {os.fspath(root): (os.path.realpath(root),)}  # the real folders from the root
+    for place, folders, files in os.walk(root, onerror=closed_folder, followlinks=True):
+        way = ways.pop(place)
+        for name in list(folders):
+            path = os.path.join(place, name)
+            real = os.path.realpath(path) if os.path.islink(path) else os.path.join(way[-1], name)
+            if real in way:
+                folders.remove(name)
+            else:
+                ways[path] = (*way, real)
+        yield place, folders, files
 
 
 def closed_folder(error: OSError) -> None:
@@ -115,7 +145,8 @@ def _image(file: IO[bytes]) -> Image.Image:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Returns what turns the loaded pixels upright. PIL turns TIFF files itself and then removes their orientation."""
+    """Returns what turns the pixels upright. PIL turns TIFF files itself when it loads them, and then removes their
+    orientation."""
     try:
         return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the metadata is damaged, but the pixels may be sound

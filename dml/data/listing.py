@@ -1,7 +1,8 @@
 """A CSV file that lists the images of a dataset, or the split of the classes in a tree of folders.
 
 The first line names the columns: `path`, `label`, `split`, `camera` and `box`, in any order. With `path` each line is
-an image; without it, a class of the tree. Error messages give the number of the line.
+an image; without it, a class of the tree. Blanks around names and values do not count. Error messages give the number
+of the line.
 """
 
 import csv
@@ -45,7 +46,7 @@ class Listing:
         self.path = path
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets write a byte order mark
-                reader = csv.reader(file, strict=True)
+                reader = csv.reader(file, skipinitialspace=True, strict=True)
                 self.columns = [name.strip() for name in next(reader, [])]
                 self._check_columns()
                 self.rows = [self._row(reader.line_num, fields) for fields in reader if fields]
@@ -69,7 +70,7 @@ class Listing:
     def _row(self, number: int, fields: Sequence[str]) -> Row:
         if len(fields) != len(self.columns):
             self.tell(number, f"has {len(fields)} fields, but there are {len(self.columns)} columns")
-        said = dict(zip(self.columns, fields, strict=True))
+        said = dict(zip(self.columns, (field.strip() for field in fields), strict=True))
         said["label"] = unicodedata.normalize("NFC", said["label"])  # as for folder names, to compare them
         if not said["label"]:
             self.tell(number, "has no label")

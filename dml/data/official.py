@@ -1,7 +1,6 @@
 """Functions shared by the readers of official layouts: text lists, checks that images exist, and published counts."""
 
 import math
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dml.data.images import SUFFIXES, Box, closed_folder, decode
+from dml.data.images import SUFFIXES, Box, decode, walk
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
@@ -201,7 +200,7 @@ def _files(root: Path, folders: Iterable[str]) -> set[str]:
     """Returns the image files below some folders, relative to the root; hidden ones (`._` of macOS) are ignored."""
     found = set()
     for folder in folders:
-        for at, inner, names in os.walk(root / folder, onerror=closed_folder, followlinks=True):
+        for at, inner, names in walk(root / folder):
             inner[:] = [name for name in inner if not name.startswith(".")]
             relative = Path(at).relative_to(root).as_posix()
             found |= {f"{relative}/{name}" for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)}

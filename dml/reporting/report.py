@@ -33,6 +33,7 @@ from dml.reporting.table import (
 )
 from dml.runs.about import settings
 from dml.runs.collecting import BELOW_SAYS
+from dml.runs.folder import RunFolder
 from dml.runs.provenance import said_of_starts, versions_line
 
 SHOWN = 12  # worst classes, and pairs of classes, that are shown unfolded
@@ -117,12 +118,18 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
         "method": made.method["_target_"].rsplit(".", 1)[1],
         "dataset": said["data set"],
         "settings": said | known,
-        "command": shlex.join([*shlex.split(start["command"]), output_dir(folder)]),
+        "command": shlex.join([*shlex.split(start["command"]), *_places(folder), output_dir(folder)]),
         "tested": tested_on(metrics),
         "monitor": monitor(metrics),
         "interval": ends,
         "below": BELOW_SAYS if some_below(metrics) else "",
     }
+
+
+def _places(folder: Path) -> list[str]:
+    """Returns the folders that were typed for a run, which `provenance.json` leaves out, but its own."""
+    typed = [option for option in RunFolder(folder).overrides() if option.startswith("paths.")]
+    return [option for option in typed if not option.startswith("paths.output_dir=")]
 
 
 def _tables(config: Mapping[str, Any], metrics: Mapping[str, float], tested: Retrieved) -> dict[str, Table]:

@@ -1,5 +1,7 @@
+import dataclasses
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,15 @@ def test_bad_rows_are_found_and_remembered(tree: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr("dml.data.folder.decode", lambda path: pytest.fail(f"{path} was opened again"))
     assert list(check_images(records, rows, cache)) == [2, 5, 8]
     assert not [p for p in cache.iterdir() if p.suffix != ".json"]
+
+
+def test_every_core_decodes(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads meet at a barrier, which fewer would not pass."""
+    monkeypatch.setattr("dml.data.check.cores", lambda: 9)
+    records, barrier = folder(str(tree)), threading.Barrier(9)
+    waiting = dataclasses.replace(records, open_image=lambda row: barrier.wait(10) and records.open_image(row))
+    assert set(check_images(waiting, np.arange(9), tmp_path / "cache")) <= {2, 5, 8}
+    assert not barrier.broken
 
 
 def test_a_changed_file_is_looked_at_again(tree: Path, tmp_path: Path) -> None:

@@ -92,6 +92,56 @@ def test_folders_called_train_and_test_are_the_split(tmp_path: Path) -> None:
         folder(str(tmp_path), depth="leaf")
 
 
+@pytest.mark.parametrize(
+    ("tops", "remedy"),
+    [
+        (
+            ("train", "val", "test"),
+            "train, val: folders are .* alone, so move val elsewhere, or name a file .*csv=FILE$",
+        ),
+        (("Train", "Test"), "Test, Train: .*, so rename Test to test and rename Train to train, or name"),
+        (("Train", "train", "test"), "so move Train elsewhere, or name"),
+        (("train",), "so add test, or name"),
+        (("TEST", "x"), "so rename TEST to test and move x elsewhere and add train, or name"),
+        (("test", *"abcdef"), "so move a, b, c, d, e and 1 more elsewhere and add train, or name"),
+    ],
+)
+def test_folders_called_train_or_test_beside_others_are_refused(
+    tmp_path: Path, tops: tuple[str, ...], remedy: str
+) -> None:
+    """The first half by name would train on the test."""
+    for top in tops:
+        for name in ("apple", "pear"):
+            picture(tmp_path / top / name / "1.jpg")
+    with pytest.raises(UserError, match=f"has images in the folders .*{remedy}"):
+        folder(str(tmp_path), depth="leaf")
+    lines = [f"{top}/apple,train\n{top}/pear,test\n" for top in tops]
+    (tmp_path / "split.csv").write_text("label,split\n" + "".join(lines))
+    assert folder(str(tmp_path), depth="leaf", csv=str(tmp_path / "split.csv")).roles.tolist() == [
+        "train",
+        "test",
+    ] * len(tops)
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    """At any depth, and a loop ends."""
+    for name in ("a", "b/deep"):
+        picture(tmp_path / "disk" / name / "1.jpg")
+    (tmp_path / "disk" / "a" / "back").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "b" / "across").symlink_to("../a")
+    (tmp_path / "root").mkdir()
+    for name in "ab":
+        (tmp_path / "root" / name).symlink_to(tmp_path / "disk" / name)
+    records = folder(str(tmp_path / "root"), depth="leaf")
+    assert records.class_names == ["a", "a/back/b/deep", "b/across", "b/deep"]
+    (tmp_path / "disk" / "a" / "back").unlink()
+    assert folder(str(tmp_path / "root"), depth="leaf").class_names == ["a", "b/across", "b/deep"]
+    (tmp_path / "disk" / "b" / "here").symlink_to(".")
+    assert folder(str(tmp_path / "root"), depth="leaf").class_names == ["a", "b/across", "b/deep"]
+    with pytest.raises(UserError, match=r"root/b has no images .*deeper, as in .*root/b/across"):
+        folder(str(tmp_path / "root"))
+
+
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "LA", "CMYK"])
 def test_every_kind_of_image_opens_as_rgb(tmp_path: Path, mode: str) -> None:
     suffix = "tif" if mode == "CMYK" else "png"
@@ -190,6 +240,32 @@ def test_a_csv_lists_images(tree: Path, tmp_path: Path) -> None:
     assert records.subset(np.array([1, 0])).open_image(0).size == (4, 2)
     split = AcrossCameras().split(records)
     assert split.query.tolist() == [2]
+
+
+def test_blanks_around_values_do_not_count(tree: Path, tmp_path: Path) -> None:
+    file = tmp_path / "images.csv"
+    lines = [
+        'b/2.jpg, x ,train, 1, "1, 1, 5, 3"',
+        "b/10.JPG,x, train ,2, ",
+        ' "c/é.webp", "y, z",query,0,',
+        "d/z.bmp,w,gallery,1,",
+    ]
+    file.write_text("\n".join(["path, label, split, camera, box", *lines]))
+    records = folder(str(tree), csv=str(file))
+    assert records.class_names == ["w", "x", "y, z"]
+    assert records.roles.tolist() == ["train", "train", "query", "gallery"]
+    assert [records.open_image(row).size for row in range(2)] == [(4, 2), (6, 4)]
+    (tmp_path / "split.csv").write_text("label, split\na ä, test\nb ,train\nc,test\nd, train \n")
+    assert folder(str(tree), csv=str(tmp_path / "split.csv")).roles.tolist() == [
+        "test",
+        "train",
+        "train",
+        "test",
+        "train",
+    ]
+    (tmp_path / "split.csv").write_text("label,split\n ,train\n")
+    with pytest.raises(UserError, match=r"line 2 of .* has no label"):
+        folder(str(tree), csv=str(tmp_path / "split.csv"))
 
 
 def test_without_a_split_the_first_classes_by_name_train(tree: Path, tmp_path: Path) -> None:

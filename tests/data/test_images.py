@@ -77,12 +77,17 @@ def test_pictures_stand_upright(tmp_path: Path, turn: int, name: str, options: d
     assert np.abs(found.astype(int) - expected).mean() < 8  # JPEG
 
 
-def test_a_box_is_of_the_stored_pixels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turn", TURN)
+@pytest.mark.parametrize(("name", "options"), [("a.png", {}), ("a.tif", {}), ("b.tif", {"compression": "tiff_lzw"})])
+def test_a_box_is_of_the_stored_pixels(tmp_path: Path, turn: int, name: str, options: dict[str, str]) -> None:
+    """Also of TIFF files, which PIL turns before they can be cut."""
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[0x0112] = turn
     pixels = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
-    assert np.array_equal(decode(str(tmp_path / "a.png"), (3, 5, 13, 20)), np.rot90(pixels[5:20, 3:13], -1))
+    Image.fromarray(pixels).save(tmp_path / name, exif=exif, **options)
+    assert np.array_equal(decode(str(tmp_path / name), (3, 5, 13, 20)), TURN[turn](pixels[5:20, 3:13]))
+    with pytest.raises(ValueError, match="lies outside its 40 x 24 pixels"):
+        decode(str(tmp_path / name), (3, 24, 13, 30))
 
 
 @pytest.mark.parametrize("box", [(40, 0, 50, 10), (0, 24, 10, 30)])

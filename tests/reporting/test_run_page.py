@@ -1,8 +1,10 @@
 """The page of a run: what it says, and what a browser makes of it."""
 
 import dataclasses
+import html
 import json
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from torch.nn import functional as F
 
+from dml.configuration.composition import CONF
 from dml.data.paths import Paths
 from dml.data.records import Records
 from dml.evaluation.evaluator import Embedded
@@ -27,6 +30,7 @@ from dml.figures.embeddings import embedding_map
 from dml.reporting.explorer import explorer
 from dml.reporting.report import Table, write_report
 from dml.reporting.retrieved import Retrieved
+from dml.runs.folder import RunFolder
 from tests.conftest import TINY
 
 EVIL = "</script><b>&amp;\"'"
@@ -118,6 +122,18 @@ def test_classes_are_not_called_by_the_protocol_s_figure_where_it_draws_gallerie
     assert "not the figures above" not in file.read_text()
 
 
+def test_the_command_to_copy_has_the_folders_that_were_typed(tmp_path: Path, config: DictConfig) -> None:
+    run = RunFolder(tmp_path / "run")
+    typed = ["method=baseline", "paths.data_dir=/x", "paths.output_dir=runs/other", "paths.cache_dir='/my cache'"]
+    run.name(config, typed)
+    run.note_start(config, typed)
+    file, _ = page(run.path, config, made(60, 5))
+    (command,) = re.findall(r'<code id="command">(.*?)</code>', file.read_text())
+    places = ["paths.data_dir=/x", "paths.cache_dir='/my cache'", f"paths.output_dir={run.path}"]
+    assert shlex.split(html.unescape(command)) == ["python", "-m", "dml.run", "method=baseline", *places]
+    assert "/x" not in (run.path / "provenance.json").read_text()  # which is published
+
+
 def test_what_a_learner_adds() -> None:
     tested = made(60, 5, learners=3)
     for i, without in enumerate(tested.recall_without):
@@ -154,6 +170,21 @@ def test_the_page_says_what_is_asked_of_it(tmp_path: Path, config: DictConfig) -
     for name in ("Recall@1", "MAP@R"):
         assert re.fullmatch(r"[01]\.\d{4}–[01]\.\d{4}", of[name])
         assert f"<td>{of[name]}</td>" in text
+
+
+def test_the_documentation_names_the_sections_and_words_of_the_page(tmp_path: Path, config: DictConfig) -> None:
+    templates = CONF.parent / "dml" / "reporting"
+    source = (templates / "report.html.jinja").read_text()
+    source = source.replace('{% include "explorer.html.jinja" %}', (templates / "explorer.html.jinja").read_text())
+    sections = re.findall(r"<h2.*?>(.*?)</h2>", source.replace("{{ about.method }}", "the method"))
+    said = (CONF.parent / "docs" / "start" / "report.md").read_text()
+    bold = [one for one in re.findall(r"\*\*(.+?)\*\*", said) if one not in ("Recall@1", "Curves")]
+    assert bold == sections
+    file, _ = page(tmp_path / "run", config, made(60, 5))
+    words = re.findall(r"^\| ([^|]+?) \|", said, re.MULTILINE)[1:]
+    text = file.read_text().replace("Recall@2", "Recall@K")
+    for word in {word for line in words for word in line.split(", ")} - {"NMI", "F1"}:  # not asked for here
+        assert word in text, word
 
 
 @pytest.fixture
