@@ -135,11 +135,8 @@ class DeML(Method):
     CA(i,j). Eq. 4 takes the learners' outputs without normalisation; here they have unit norm, since by length alone
     learners could differ without limit.
 
-    The learners of a scale share their layer, as they share G: "all cap(i,j) are first fed into the corresponding
-    subsequent shared embedding layers", and "the only differentiating parts are CAMs" (section 3.2).
-
-    The released code differs: instead of the adversary it uses a contrastive hinge between the learners of a scale
-    (`adversary=hinge`).
+    The learners of a scale share their layer, as they share G: "the only differentiating parts are CAMs" (section 3.2).
+    The released code uses a contrastive hinge between them instead of the adversary (`adversary=hinge`).
 
     Args:
         backbone: split into F and G after the stage `branch`; every scale starts from a copy.
@@ -275,7 +272,7 @@ class DeML(Method):
             at, there = seen, side
             if self.shared_head and self.global_step < STEPS:
                 # Learners that share a layer start nearly alike, where this loss has nearly no gradient. The weight
-                # is the one that they would have with layers of their own: the dimensions of each are moved round.
+                # is that of learners with layers of their own: the dimensions of each are moved round.
                 at = torch.stack([one.roll(j, -1) for j, one in enumerate(seen.unbind(1))], 1)
                 there = self._apart(at)
             self.balance.measure(metric, output.raw, there, at, self.global_step)
