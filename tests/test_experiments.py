@@ -18,7 +18,7 @@ from dml.configuration.composition import CONF, composed, folder_option
 from dml.errors import UserError
 from dml.experiment import main
 from dml.figures.course import recall_over_steps
-from dml.papers.actions import run
+from dml.papers.actions import record, run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
 from dml.papers.experiment import Experiment
@@ -553,6 +553,11 @@ def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
         ("title: Little", "title: [Little]", "title has to be text"),
         ("title: Little", "title: 2026-01-01", "date"),
         ("title: Little", "title: 'Little", "while scanning a quoted scalar"),
+        ("seeds: [0, 1]", "figure: {kind: ovr}", "figure.kind is ovr, not one of comparison, course, curve, over"),
+        ("seeds: [0, 1]", "figure: {kind: over, x: n}", "a figure of kind over has the keys x, y"),
+        ("overrides: [method=baseline]", "command: []", "the row 'mine' has to have overrides, or a command"),
+        ("{name: mine,", "{name: mine, command: [toy.py],", "the row 'mine' has to have overrides, or a command"),
+        ("{name: mine,", "{name: mine, search: {lr: [1]},", "the row 'mine' has search: beside no tuning:"),
     ],
 )
 def test_a_file_of_another_form(little: Experiment, old: str, new: str, said: str) -> None:
@@ -730,6 +735,25 @@ def test_a_change_that_does_not_fit_is_told_before_anything_is_printed(
     assert capsys.readouterr().out == ""
     run(["us"], rows=["ABE"], changes=["method.M=4"], dry_run=True)
     assert " method.M=4 " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("little")
+def test_changes_of_a_record_are_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.max_stepss is no option: did you mean trainer\.max_steps"):
+        record(["us"], changes=["trainer.max_stepss=3"], out=tmp_path)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_change_has_one_value() -> None:
+    with pytest.raises(UserError, match=r"--set lr=1,2 has several values: give one"):
+        run(["us"], changes=["lr=1,2"], dry_run=True)
+
+
+def test_scripts_take_no_changes(little: Experiment) -> None:
+    file = little.record.with_suffix(".yaml")
+    file.write_text(file.read_text().replace("overrides: [method=baseline]", "command: [toy.py]"))
+    with pytest.raises(UserError, match="these rows are scripts, which take no changes: leave out --set"):
+        run(["us"], changes=["lr=1"], dry_run=True)
 
 
 def test_a_page_for_which_there_is_no_room(little: Experiment, tmp_path: Path) -> None:

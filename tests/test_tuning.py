@@ -116,6 +116,8 @@ def test_records_of_rows_that_are_searched_otherwise_by_now_are_none(
 
 def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     (search,) = searches(little, ["ABE"])
+    with pytest.raises(UserError, match="us/table1, ABE: no trial of the search was carried out, for the reason above"):
+        tuned(search, [], tmp_path)
     (tmp_path / search.key).mkdir()
     searched(search, tmp_path, configure)
     with pytest.raises(UserError, match="us/table1, ABE: 1 of 2 trials of the search are done: repeat the command"):
@@ -133,7 +135,22 @@ def test_examples_have_the_first_values(little: Experiment) -> None:
 def test_commands_of_a_dry_run(little: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
     actions.run(["us"], dry_run=True)
     printed = capsys.readouterr().out.splitlines()
-    assert ["hydra/sweeper=optuna" in line for line in printed] == [True, True, False, False]
+    assert ["hydra/sweeper=optuna" in line for line in printed] == [True, False, True, False]
+    assert [line for line in printed if line.startswith("#")] == [
+        f"# us/table1, {row}: then its trainings, with the options that this search finds" for row in ("plain", "ABE")
+    ]
+
+
+def test_rows_without_a_wanted_training_are_not_searched(
+    little: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = little.record.with_suffix(".yaml")
+    content = file.read_text().replace("parts:\n", "parts:\n  more: {columns: {R@1: {metric: test/recall@1}}}\n")
+    file.write_text(content.replace("overrides: [method=abe]", "parts: [more], overrides: [method=abe]"))
+    actions.run(["us"], parts=["glyphs"], dry_run=True)
+    printed = capsys.readouterr().out
+    assert "us/table1, plain: then" in printed
+    assert "ABE" not in printed
 
 
 @pytest.mark.usefixtures("little")

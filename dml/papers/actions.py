@@ -8,10 +8,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -89,24 +92,35 @@ def run(
         raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
     experiments = _find(names, rows, parts)
     if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
+        if changes and any(one.trainings(rows, seeds, parts=parts) for one in experiments):
+            raise UserError("these rows are scripts, which take no changes: leave out --set.")
         raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
 
     def wanted() -> list[Training]:
         every = [(one, training) for one in experiments for training in one.trainings(rows, seeds, changes, parts)]
         return [training for one, training in every if not (missing and one.has(training))]
 
-    missing_searches = [search for one in experiments for search in searches(one, rows, changes)]
-    if changes:  # the rows as they stand are tested
-        _check_options([*missing_searches, *wanted()])
-    if dry_run:
-        found = [command_of_search(search, out) for search in missing_searches]
-        for command in (*found, *_commands(wanted(), out, launcher, jobs)):
-            print(shlex.join(["python", *_as_typed(command[1:])]))
-        return
-    experiments = [_tune(one, rows, changes, out, jobs) for one in experiments]
     if missing and not wanted():
         print("All of this is recorded already.")
         return
+    of_rows = {(one.experiment, one.row) for one in wanted()}
+    every = [search for one in experiments for search in searches(one, rows, changes)]
+    missing_searches = [one for one in every if (one.experiment, one.row) in of_rows]
+    if changes:  # the rows as they stand are tested
+        _check_options([*missing_searches, *wanted()])
+    if dry_run:
+        for search in missing_searches:
+            print(shlex.join(["python", *_as_typed(command_of_search(search, out)[1:])]))
+            print(f"# {search.experiment}, {search.row}: then its trainings, with the options that this search finds")
+        searched = {(one.experiment, one.row) for one in missing_searches}
+        rest = [one for one in wanted() if (one.experiment, one.row) not in searched]
+        for command in _commands(rest, out, launcher, jobs):
+            print(shlex.join(["python", *_as_typed(command[1:])]))
+        return
+    experiments = [
+        _tune(one, [search for search in missing_searches if search.experiment == one.name], changes, out, jobs)
+        for one in experiments
+    ]
     failed = _train(_possible(wanted()), out, launcher, jobs)
     if record:
         for experiment in experiments:
@@ -146,6 +160,8 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
         raise UserError("--sizes counts the rows as they are and takes no changes: leave out --set or --sizes.")
     _check_changes(changes)
     _check_folder(out)
+    if changes:
+        _check_options([training for one in find(names) for training in one.trainings(changes=changes)])
     for one in find(names):
         if not sizes:
             record_finished(one, changes, out)
@@ -185,6 +201,9 @@ def _check_changes(changes: Sequence[str]) -> None:
     for change in changes:
         if "=" not in change and not change.startswith("~"):
             raise UserError(f"--set {change} is not possible: write OPTION=VALUE.")
+        with suppress(HydraException):  # what cannot be read is told once it is composed with a row
+            if OverridesParser.create().parse_override(change).is_sweep_override():
+                raise UserError(f"--set {change} has several values: give one, and repeat the command for the others.")
         if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
             raise UserError(
                 f"--set {change} is not possible: use "
@@ -219,8 +238,8 @@ def _check_options(wanted: Sequence[Search | Training]) -> None:
         checked(place, options)
 
 
-def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], out: Path, jobs: int) -> Experiment:
-    """Carries out the searches that are missing, and returns the experiment with their results.
+def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[str], out: Path, jobs: int) -> Experiment:
+    """Carries out searches, and returns the experiment with their results.
 
     The results are recorded even without --record, as all trainings of the rows use them.
 
@@ -228,11 +247,10 @@ def _tune(experiment: Experiment, rows: Sequence[str], changes: Sequence[str], o
         UserError: all trials of a search failed, or its data is not there.
         Interrupted: a signal stopped a search.
     """
-    wanted = searches(experiment, rows, changes)
     if not wanted:
         return experiment
     _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
-    print(f"{len(wanted)} searches of {wanted[0].trials} trials each.", flush=True)
+    print(f"Searches: {len(wanted)}, of {wanted[0].trials} trials each.", flush=True)
     if jobs > 1:
         carry_out([job_of_search(one, out) for one in wanted], jobs)
     for search in wanted:

@@ -17,6 +17,16 @@ from dml.papers.verdicts import ABOVE, BELOW
 
 FOLDER = CONF.parent / "experiments"
 
+# Kinds of figures, see `drawing`, and the keys that each has.
+FIGURES = {
+    "comparison": ("metric",),
+    "course": ("y",),
+    "curve": ("steps",),
+    "over": ("x", "y"),
+    "pictures": ("names",),
+    "scatter": ("x", "y"),
+}
+
 
 def names() -> list[str]:
     """Returns the names of all experiments, paper by paper, tables before figures."""
@@ -66,6 +76,9 @@ def read_experiment(name: str) -> Experiment:
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
             raise ValueError(f"compared_with names '{base}', which is no row")
         _check_patterns(rows, base)
+        _check_figure(content.get("figure", {}))
+        if searched := [row.name for row in rows if row.search and not content.get("tuning")]:
+            raise ValueError(f"the row '{searched[0]}' has search: beside no tuning: of the experiment")
         experiment = Experiment(
             name,
             path.with_suffix(".json"),
@@ -137,6 +150,15 @@ def _check_patterns(rows: list[Row], base: str) -> None:
                 raise ValueError(f"the row '{row.name}' has the pattern {name}: {direction}, but {right}")
 
 
+def _check_figure(figure: dict[str, Any]) -> None:
+    if not figure:
+        return
+    if (kind := figure.get("kind")) not in FIGURES:
+        raise ValueError(f"figure.kind is {kind}, not one of {', '.join(FIGURES)}")
+    if set(figure) != {"kind", *FIGURES[kind]}:
+        raise ValueError(f"a figure of kind {kind} has the keys {', '.join(FIGURES[kind])}")
+
+
 def _part(name: str, said: dict[str, Any]) -> Section:
     columns = {title: Column(**one) for title, one in said["columns"].items()}
     return Section(name, said.get("overrides", []), columns, said.get("seeds"))
@@ -151,6 +173,8 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
     ]
     if wrong:
         raise ValueError(f"the row '{said.get('name')}' has an unknown part or column '{wrong[0]}'")
+    if said.get("command") is not None and ("overrides" in said or not said["command"]):
+        raise ValueError(f"the row '{said['name']}' has to have overrides, or a command of one word or more")
     return Row(
         str(said["name"]),
         said.get("overrides"),

@@ -62,8 +62,12 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         out: the folder of the trainings.
 
     Raises:
-        UserError: all trials failed, or some were not carried out.
+        UserError: all trials failed, or some or all were not carried out.
     """
+    if not (out / search.key).is_dir():
+        raise UserError(
+            f"{search.experiment}, {search.row}: no trial of the search was carried out, for the reason above."
+        )
     names = {option.partition("=")[0] for option in search.options}
     trials, begun = [], []
     for run in leaves([out / search.key]):
