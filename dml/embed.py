@@ -5,8 +5,10 @@ are the learners side by side; `paths [N]`, in the same order; `weights`, a dige
 this; and with --learners `learners [N,L,d]`, each of unit norm.
 
 With -o gallery.npy, memory holds one batch at a time: gallery.npy is `[N,D]`, gallery.parquet has the paths, and
-gallery.json the digest. If the command is killed, the same command continues. `torchrun --nproc-per-node 4 -m dml.embed
-...` divides the images among four devices.
+gallery.json the digest. If the command is killed before it is done, the same command continues. `torchrun
+--nproc-per-node 4 -m dml.embed ...` divides the images among four devices.
+
+Paths are written as absolute ones. The command stops before it would replace a file of something else.
 """
 
 from pathlib import Path
@@ -28,14 +30,15 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="number type of a .npy file")
     embedding_options(parser)
     options = parser.parse_args()
-    run = folder_of(options.run)
+    if options.out.suffix not in (".npz", ".npy"):
+        raise UserError(f"-o {options.out} names neither a .npz nor a .npy file: end the name in one of these.")
     if options.out.suffix == ".npy":
         if options.learners:
             raise UserError("--learners can be written to a .npz file only: name one with -o.")
         from dml.inference.streaming import write_gallery
 
         write_gallery(
-            run,
+            folder_of(options.run),
             options.images,
             options.out,
             checkpoint=options.checkpoint,
@@ -52,7 +55,7 @@ def main() -> None:
     from dml.inference.embedding import write_embeddings
 
     write_embeddings(
-        run,
+        folder_of(options.run),
         options.images,
         options.out,
         checkpoint=options.checkpoint,

@@ -1,9 +1,10 @@
 """`python -m dml.publish RUN -o FOLDER [--to hf://owner/name]`: a trained embedding that others can load and check.
 
 FOLDER gets the weights as safetensors, the configuration, the run's figures, every query's rank, and a model card that
-is written from the run. It holds nothing executable and no path of this machine. A licence that neither you nor the run
-states is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks it, and `--to` puts it on
-the Hugging Face hub.
+is written from the run. It holds nothing executable. Of values that begin like a path, and of dataset.root, dataset.csv
+and backbone.weights, only the name is kept; look for paths in other values yourself. A licence that neither you nor the
+run states is asked for. `dml.load(FOLDER)` embeds with it, `python -m dml.verify FOLDER` checks it, and `--to` puts it
+on the Hugging Face hub.
 """
 
 from pathlib import Path

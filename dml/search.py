@@ -1,12 +1,13 @@
 """`python -m dml.search RUN GALLERY QUERY...`: the images of a gallery that are nearest to others, by a trained run.
 
 GALLERY is a folder of images, a file of python -m dml.embed, or the FOLDER of an earlier search, whose vectors are used
-again. Similarities are cosines of whole embeddings. FOLDER gets results.html, vectors.npz unless GALLERY is a
-gallery.npy, and index.faiss, which other programs can read.
+again. Similarities are cosines of whole embeddings. FOLDER gets results.html. Unless GALLERY is the folder of an
+earlier search or a gallery.npy, it also gets vectors.npz and index.faiss, which other programs can read.
 
 A gallery.npy is not loaded as a whole: exact search holds a block of it in memory, --index hnsw the vectors and their
 graph, --index ivfpq about a fifteenth of the vectors. The recall of these two indexes is measured, and their effort is
-raised until it reaches --min-recall. Exact search of a gallery.npy leaves no index.faiss.
+raised until it reaches --min-recall. They are written for any GALLERY. Vectors of a folder of images are written before
+such an index is built, so they are kept even if it fails.
 """
 
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="where to write (default: GALLERY if it has an index, else RUN/search)",
+        help="where to write (default: GALLERY if that is the FOLDER of a search, else RUN/search)",
     )
     parser.add_argument(
         "--index", choices=INDEXES, help="kind of index (default: that of GALLERY, else flat, which is exact)"
@@ -47,9 +48,10 @@ def main() -> None:
     )
     embedding_options(parser)
     options = parser.parse_args()
-    from dml.inference.search import INDEX, search
+    from dml.inference.index_files import holds_search
+    from dml.inference.search import search
 
-    indexed = (options.gallery / INDEX).is_file()
+    indexed = holds_search(options.gallery)
     search(
         folder_of(options.run),
         options.gallery,

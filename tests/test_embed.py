@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
 
 from dml.embed import main
 from dml.errors import UserError
 from dml.evaluation import evaluator
-from dml.inference.embedding import Trained, embed_files, embed_images, image_files
+from dml.inference.embedding import Trained, embed_files, embed_images
+from dml.inference.galleries import read_gallery
+from dml.inference.places import image_files
 from dml.inference.vectors import Vectors, read_vectors, write_vectors
 from dml.methods.base import Method
 from dml.training.build import build
 from tests.conftest import TINY
-from tests.runs import photographs, save_run
+from tests.runs import photographs, save_run, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,13 +113,17 @@ def test_mistakes(
 ) -> None:
     files = photographs(tmp_path / "photos", classes=1, each=1)
     (tmp_path / "empty").mkdir()
-    out = tmp_path / "vectors.npz"
+    folder = tmp_path / "folder.npz"
+    folder.mkdir()
+    out = tmp_path / "new" / "below" / "vectors.npz"
     for options, sentence in {
         (tmp_path / "empty", files[0], "-o", out): "empty has no checkpoint checkpoints/last.ckpt: name the folder",
         (run, files[0], "-o", out, "--checkpoint", "best_on_test"): "best_on_test.ckpt: it has last.",
         (run, tmp_path / "empty", "-o", out): "empty has no images",
         (run, tmp_path / "nowhere", "-o", out): "there is no image or folder",
-        (run, files[0], "-o", tmp_path): "is a folder",
+        (run, files[0], "-o", folder): "is a folder",
+        (run, files[0], "-o", tmp_path / "vectors.NPZ"): "names neither a .npz nor a .npy file",
+        (run, files[0], "-o", tmp_path / ".npz"): "names neither a .npz nor a .npy file",
         (run, files[0], "-o", "/proc/none/vectors.npz"): "/proc/none cannot be made",
         (run, files[0], "-o", out, "--batch-size", "0"): "--batch-size=0",
     }.items():
@@ -129,7 +137,76 @@ def test_mistakes(
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match="no GPU"):
             embed_images(run, files, device="cuda")
-    assert not out.exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_of_something_else_is_left_alone(
+    run: Path, tmp_path: Path, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs(tmp_path / "photos", classes=1, each=1)
+    np.savez(tmp_path / "own.npz", embeddings=np.eye(2))
+    np.save(tmp_path / "labels.npy", np.arange(3))
+    (tmp_path / "precious.jpg").write_text("a photograph")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trained, "embed", None)  # it is told before anything is embedded
+        for name, sentence in {
+            "precious.jpg": "precious.jpg names neither a .npz nor a .npy file",
+            "own.npz": "own.npz was not written by dml.embed",
+            "labels.npy": "labels.npy does not belong to a gallery",
+        }.items():
+            before = (tmp_path / name).read_bytes()
+            code, said = call("embed", run, tmp_path / "photos", "-o", tmp_path / name)
+            assert (code, sentence in said, said.count("\n")) == (2, True, 1)
+            assert (tmp_path / name).read_bytes() == before
+    for _ in range(2):  # its own file is replaced
+        assert call("embed", run, tmp_path / "photos", "-o", tmp_path / "vectors.npz", "--device", "cpu")[0] == 0
+
+
+@pytest.mark.parametrize("out", ["vectors.npz", "gallery.npy"])
+def test_paths_are_absolute(
+    run: Path, tmp_path: Path, call: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    files = photographs(tmp_path / "photos", classes=1, each=2)
+    monkeypatch.chdir(tmp_path)
+    assert call("embed", run, "photos", "-o", out, "--device", "cpu")[0] == 0
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    found = read_vectors(tmp_path / out) if out.endswith("npz") else read_gallery(tmp_path / out)
+    assert list(found.paths) == [str(file) for file in files]
+    code, said = call("search", run, tmp_path / out, files[0], "-k", "2", "-o", "found", "--device", "cpu")
+    assert (code, str(files[1]) in said) == (0, True)
+    assert "not readable" not in Path("found/results.html").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:You passed .*16-mixed")  # Lightning says that the CPU takes bfloat16
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true", "32-true"])
+def test_numbers_are_rounded_as_in_the_run(
+    configure: Configure, method_of: MethodOf, tmp_path: Path, precision: str
+) -> None:
+    """By Lightning, whose trainer shows the images to the same network."""
+    more = ("method=baseline", f"trainer.precision={precision}")
+    run, images = untrained_run(configure, tmp_path / "trained", method_of(*more), *more), torch.rand(4, 3, 32, 32)
+
+    class Shown(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.method = method_of(*more)
+
+        def predict_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+            return self.method.embed(batch[0]).float()
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", precision=precision, **quiet)  # type: ignore[arg-type]
+    shown = trainer.predict(Shown(), DataLoader(TensorDataset(images), batch_size=4))
+    assert shown is not None
+    expected = torch.nn.functional.normalize(torch.as_tensor(shown[0]), dim=-1)
+    trained = Trained.of(run)
+    found = trained.embed(images)
+    assert found.dtype == next(trained.method.parameters()).dtype == torch.float32
+    torch.testing.assert_close(found.norm(dim=-1), torch.ones(4, 1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    whole = Trained.of(run).method.embed(images)
+    assert ((found - whole).abs().max() > 1e-5) == ("16" in precision)
 
 
 def test_a_transform_that_could_do_anything_is_refused(run: Path, tmp_path: Path) -> None:
@@ -216,6 +293,15 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     (file,) = photographs(tmp_path / "photos", classes=1, each=1)
     odd = file.rename(file.parent / "\udcff[b].PNG")
     assert image_files([tmp_path, odd]) == [odd]
+
+
+def test_links_to_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "b").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "b" / "1.jpg").write_bytes(b"")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "photos")
+    assert image_files([tmp_path / "photos"]) == [tmp_path / "photos" / "link" / "b" / "1.jpg"]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from dml.files import write_network
 from dml.inference import export as exporting
 from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
+from dml.runs.provenance import add_start
 from tests.components import but_slow
 from tests.runs import untrained_run
 
@@ -98,6 +99,7 @@ def test_the_command(
     content = json.loads((folder / "model.json").read_text())
     assert (content["method"], content["dim"], content["step"]) == ("Baseline", 24, 7)
     assert content["input"]["shape"] == ["B", 3, SIZE, SIZE]
+    assert content["started_from"] == "unknown"
     assert content["preprocessing"]["options"] == {
         "resize": {"_target_": "torchvision.transforms.v2.Resize", "size": [SIZE, SIZE]}
     }
@@ -106,6 +108,19 @@ def test_the_command(
         apart = content["parity"][file]["largest_difference"]
         assert 0 <= apart < 1e-5
         assert f"{file}: largest difference from the run {apart:.1e}" in said
+
+
+def test_it_says_from_which_weights_the_training_started(
+    configure: Configure, method_of: MethodOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = untrained_run(configure, tmp_path / "trained", method_of("method=baseline"), "method=baseline")
+    monkeypatch.setattr(exporting, "traced", lambda network, size: None)
+    add_start(run, ["python"], "here")
+    assert exporting.export(run, tmp_path / "out", ())["started_from"] == "random weights"
+    source = {"file": "resnet50.pth", "sha256": None, "licence": "bsd-3-clause"}
+    add_start(run, ["python"], "here", {"weights": source})
+    exporting.export(run, tmp_path / "out", ())
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["started_from"] == source
 
 
 def test_what_computes_something_else_is_removed(

@@ -139,6 +139,39 @@ def test_a_kill_costs_what_was_not_marked(run: Path, tmp_path: Path, call: Call)
     assert list(read_gallery(out).paths) == [str(file) for file in files]
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from dml.inference.streaming import write_gallery
+replace, out = os.replace, Path(sys.argv[3])
+def killed(source, target):
+    replace(source, target)
+    if Path(target) == out:
+        os._exit(9)
+os.replace = killed
+write_gallery(Path(sys.argv[1]), [Path(sys.argv[2])], out, batch_size=2, device="cpu")
+"""
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_kill_at_the_end_costs_nothing(run: Path, tmp_path: Path, call: Call, before: bool) -> None:
+    """Not even if there is an older gallery, of fewer images."""
+    files = photographs(tmp_path / "photos")
+    out, whole = tmp_path / "gallery.npy", tmp_path / "whole.npy"
+    options = (run, tmp_path / "photos", "--batch-size", "2", "--device", "cpu")
+    if before:
+        assert call("embed", run, *files[:4], "-o", out, "--device", "cpu")[0] == 0
+    process = subprocess.run([sys.executable, "-c", KILLED, run, tmp_path / "photos", out], check=False)
+    assert process.returncode == 9
+    assert len([name for name in names(tmp_path) if re.fullmatch(r"\.gallery\.(json|parquet)\.\d+", name)]) == 2
+    code, said = call("embed", *options, "-o", out)
+    assert (code, "; 16 of them were there already" in said) == (0, True)
+    assert call("embed", *options, "-o", whole)[0] == 0
+    assert out.read_bytes() == whole.read_bytes()
+    assert list(read_gallery(out).paths) == [str(file) for file in files]
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
 def test_another_line_begins_anew(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "gallery.npy"
     files = photographs(tmp_path / "photos", classes=1)

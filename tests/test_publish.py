@@ -28,7 +28,7 @@ from dml.hub import folder_of, front_matter, parted, upload
 from dml.inference.embedding import Trained, embed_images
 from dml.inference.publish import _without_places, publish
 from dml.inference.tested import portable
-from dml.inference.verify import command, junk, verify
+from dml.inference.verify import _allowed, command, junk, verify
 from dml.models.products import products
 from dml.reporting.summary import write_summary
 from dml.training.run import run as train
@@ -199,6 +199,27 @@ def test_it_is_the_checkpoint_that_the_figures_are_of(tmp_path: Path, options: l
     best = "The figures are of the best checkpoint on " in (tmp_path / "published" / "README.md").read_text()
     assert best == any(option.startswith("protocol") for option in options)
     assert verify(tmp_path / "published", tmp_path, device="cpu").differences == []
+    publish(tmp_path / "published", tmp_path / "again", LICENCES)
+    with pytest.raises(UserError, match=r"no folder .*empty/photos: name with --data the folder in which photos lies"):
+        verify(tmp_path / "published", tmp_path / "empty", device="cpu")
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_a_run_in_half_precision_is_verified(tmp_path: Path, precision: str) -> None:
+    places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    train(composed(*places, *TINY, f"trainer.precision={precision}", "trainer.max_steps=1"), [])
+    found = verify(tmp_path / "run", device="cpu")
+    assert found.differences == []
+    assert "The ranks of all 72 queries are as recorded" in found.said
+
+
+def test_how_far_a_figure_may_be_off() -> None:
+    """Shares of the queries by two of them, others by 0.002."""
+    for name in ("recall@1", "learners/mean/recall@10", "precision@1", "recall@1/low"):
+        assert _allowed(name, 100) == 0.02
+        assert _allowed(name, 10_000) == 0.002
+    for name in ("map@r", "r_precision", "nmi", "f1", "learners/mean/map@r"):
+        assert _allowed(name, 100) == 0.002
 
 
 def altered_tensor(folder: Path) -> None:
@@ -368,6 +389,7 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
         (lambda: publish(run, tmp_path / "out", LICENCES, "me/model"), "--to me/model is not an address"),
         (lambda: verify(tmp_path / "full"), "neither the folder of a run nor of a published embedding"),
         (lambda: verify(run, tmp_path), "leave --data out"),
+        (lambda: dml.load(published, "best_on_test"), "of one checkpoint only: leave --checkpoint best_on_test out"),
         (lambda: dml.load("hf://me"), "no address of a model: write hf://owner/name"),
         (lambda: dml.load("http://me/model"), "no address of a model"),
         (lambda: upload(published, [], "hf://me/model@v1", "x"), "leave @v1 out"),

@@ -107,7 +107,8 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
         (run, tmp_path / "nowhere", files[0]): "there is no gallery",
         (run, tmp_path / "photos", tmp_path / "nowhere"): "there is no image",
         (tmp_path / "empty", tmp_path / "photos", files[0]): "has no checkpoint",
-        (run, tmp_path / "notes.txt", files[0]): "notes.txt is damaged, or none of a run",
+        (run, tmp_path / "notes.txt", files[0]): "notes.txt is no gallery: name the folder of the images",
+        (run, files[1], files[0]): "1.png is no gallery: name the folder of the images",
     }.items():
         code, said = call("search", *options, *(() if "-k" in options else ("-k", "1")), "-o", out)
         assert code == 2
@@ -154,7 +155,7 @@ def test_files_of_something_else_are_left_alone(
 ) -> None:
     files = photographs(tmp_path / "photos", classes=1, each=2)
     monkeypatch.setattr(Trained, "embed", None)  # it is told before anything is embedded
-    for name in ("index.json", "index.faiss", "vectors.npz"):
+    for name in ("index.json", "index.faiss", "vectors.npz", "results.html"):
         folder = tmp_path / name.replace(".", "_")
         folder.mkdir()
         (folder / name).write_text('{"of": "something else"}')
@@ -176,6 +177,58 @@ def test_vectors_that_no_search_wrote_are_left_alone(run: Path, tmp_path: Path, 
     assert rows(call("search", run, out, files[0], *ending)[1]) == rows(said)
     assert call("search", run, files[0].parent, files[0], *ending)[0] == 2
     assert vectors.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "results.html"])
+def test_what_lies_beside_vectors_of_no_search_is_left_alone(run: Path, tmp_path: Path, call: Call, name: str) -> None:
+    (tmp_path / "w").mkdir()
+    files, vectors, own = photographs(tmp_path / "photos"), tmp_path / "w" / "vectors.npz", tmp_path / "w" / name
+    assert call("embed", run, tmp_path / "photos", "-o", vectors, "--device", "cpu")[0] == 0
+    own.write_text("of somebody else")
+    for _ in range(2):
+        code, said = call("search", run, vectors, files[0], "-k", "2", "-o", tmp_path / "w", "--device", "cpu")
+        assert (code, f"{own} was not written by dml.search" in said, said.count("\n")) == (2, True, 1)
+    assert own.read_text() == "of somebody else"
+    own.unlink()
+    for _ in range(2):  # what a search wrote is replaced
+        assert call("search", run, vectors, files[0], "-k", "2", "-o", tmp_path / "w", "--device", "cpu")[0] == 0
+
+
+def test_a_search_in_a_gallery_file_leaves_another_search(run: Path, tmp_path: Path, call: Call) -> None:
+    files, gallery = photographs(tmp_path / "photos"), tmp_path / "gallery.npy"
+    ending, found = ("-k", "3", "--device", "cpu"), run / "search"
+    code, said = call("search", run, tmp_path / "photos", files[0], *ending)
+    assert code == 0
+    assert call("embed", run, *files[:8], "-o", gallery, "--device", "cpu")[0] == 0
+    assert call("search", run, gallery, files[0], *ending)[0] == 0
+    assert rows(call("search", run, found, files[0], *ending)[1]) == rows(said)
+    (found / "index.faiss").unlink()  # the vectors make a search too
+    assert rows(call("search", run, found, files[0], *ending)[1]) == rows(said)
+    assert (found / "index.faiss").is_file()
+    for kind, left in (("hnsw", True), ("flat", False)):  # but an index of this very gallery is replaced
+        assert call("search", run, gallery, files[0], *ending, "--index", kind, "-o", tmp_path / "out")[0] == 0
+        assert (tmp_path / "out" / "index.faiss").is_file() == left
+
+
+def test_vectors_are_kept_if_an_index_fails(
+    run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, out = photographs(tmp_path / "photos"), tmp_path / "new" / "out"
+    options = ("search", run, tmp_path / "photos", files[0], "-k", "3", "--device", "cpu", "-o", out)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trained, "embed", None)  # it is told before anything is embedded
+        code, said = call(*options, "--index", "ivfpq")
+        assert (code, "needs 9984 images to learn its codes, but the gallery has 16" in said) == (2, True)
+        assert call(*options, "--batch-size", "0")[0] == 2
+    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("dml.inference.indexes.TIED", -9.0)  # nothing counts as found
+        code, said = call(*options, "--index", "hnsw")
+    assert (code, "less than --min-recall" in said, said.count("\n")) == (2, True, 1)
+    assert sorted(file.name for file in out.iterdir()) == ["index.faiss", "vectors.npz"]
+    expected = rows(call(*options[:-1], tmp_path / "anew")[1])
+    shutil.rmtree(tmp_path / "photos" / "class3")
+    assert rows(call("search", run, out, files[0], *options[4:8])[1]) == expected
 
 
 def test_an_index_below_a_link_finds_its_gallery(run: Path, tmp_path: Path, call: Call) -> None:

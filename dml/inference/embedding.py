@@ -5,10 +5,11 @@ N images, L learners, d width of one learner, D = L*d.
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,17 +17,20 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from pytorch_lightning.plugins.precision import HalfPrecision, MixedPrecision, Precision
 from torch import Tensor
+from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
 from dml.configuration.options import TRAINER
 from dml.configuration.ranges import Pixels, Size, check_value
-from dml.data.images import SUFFIXES, closed_folder, decode, quiet, reason
+from dml.data.images import decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError
 from dml.files import NETWORK
-from dml.inference.vectors import UNIT, Embedded, writable, write_vectors
+from dml.inference.places import image_files, some, unreadable_sentence
+from dml.inference.vectors import UNIT, Embedded, check_vectors_place, writable, write_vectors
 from dml.methods.base import Method
 from dml.models.products import products
 from dml.process import cores
@@ -61,7 +65,7 @@ class Trained:
 
         Args:
             run: the folder.
-            checkpoint: one of `CHECKPOINTS`.
+            checkpoint: one of `CHECKPOINTS`; `last` for what was exported or published, which has one only.
             device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
         Raises:
@@ -89,9 +93,27 @@ class Trained:
     def embed(self, images: Tensor) -> Tensor:
         """Embeds images `[B,3,H,W]`: returns learners `[B,L,d]` float32 on the CPU, each of unit norm.
 
-        A GPU rounds products as in the run (`trainer.matmul`)."""
-        with products(self.config.trainer.matmul):
-            return self.method.embed(images.to(self.method.device)).float().cpu()
+        Numbers are rounded as in an evaluation of the run on this device: to half precision if `trainer.precision` says
+        so, and the factors of a GPU's products as `trainer.matmul` says. A run in double precision is embedded in
+        float32."""
+        seen = self._rounding.convert_input(images.to(self.method.device))
+        with products(self.config.trainer.matmul), self._rounding.forward_context():
+            found: Tensor = self._network.embed(seen).float().cpu()
+        return normalize(found, dim=-1) if isinstance(self._rounding, HalfPrecision) else found
+
+    @cached_property
+    def _rounding(self) -> Precision:
+        """Lightning's plugin for the precision of the run. As there, the CPU takes bfloat16 in place of float16."""
+        said, device = str(self.config.trainer.precision), self.method.device.type
+        if said in ("16-mixed", "16", "bf16-mixed", "bf16"):
+            return MixedPrecision("16-mixed" if said.startswith("16") and device != "cpu" else "bf16-mixed", device)
+        return HalfPrecision(said) if said in ("16-true", "bf16-true") else Precision()  # type: ignore[arg-type]
+
+    @cached_property
+    def _network(self) -> Method:
+        """The method, or a copy of it with weights in half precision if the run had those."""
+        half = isinstance(self._rounding, HalfPrecision)
+        return self._rounding.convert_module(deepcopy(self.method)) if half else self.method  # type: ignore[return-value]
 
     def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
         """Embeds B images `[3,H,W]`: returns learners `[B,L,d]` float32, each of unit norm."""
@@ -182,7 +204,7 @@ def check_norms(trained: Trained, files: Sequence[Path], learners: np.ndarray) -
     apart = np.abs(np.linalg.norm(learners, axis=2) - 1)
     if broken := [file for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
         raise UserError(
-            f"{trained.checkpoint} gives embeddings that are NaN or not of unit norm for {_some(broken)}: its weights "
+            f"{trained.checkpoint} gives embeddings that are NaN or not of unit norm for {some(broken)}: its weights "
             "cannot be used; choose another with --checkpoint."
         )
 
@@ -223,59 +245,13 @@ def in_batches(files: Sequence[T], size: int) -> list[Sequence[T]]:
     return [files[at : at + size] for at in range(0, len(files), size)]
 
 
-def unreadable_sentence(files: dict[Path, str]) -> str:
-    """Returns a sentence, without a full stop, that names images that cannot be read."""
-    first, reason = next(iter(files.items()))
-    if len(files) == 1:
-        return f"the image {shown_path(first)} cannot be read ({reason})"
-    return f"{len(files)} images cannot be read: {', '.join(shown_path(file) for file in files)}"
-
-
-def _some(files: Sequence[Path]) -> str:
-    named = ", ".join(map(shown_path, files[:3]))
-    return named + (f" and {len(files) - 3} more images" if len(files) > 3 else "")
-
-
-def shown_path(path: str | Path) -> str:
-    """Returns a path as text that can be printed, whatever bytes its name consists of."""
-    return os.fsencode(path).decode("utf-8", "replace")
-
-
-def image_files(places: Iterable[Path]) -> list[Path]:
-    """Lists files as given, and all images in folders and below them, sorted by path. Each file is listed once.
-
-    In folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
-
-    Raises:
-        UserError: a place does not exist, a folder cannot be read, or a folder has no images.
-    """
-    found: list[Path] = []
-    for place in places:
-        if place.is_file():
-            found.append(place)
-            continue
-        if not place.is_dir():
-            raise UserError(f"there is no image or folder {shown_path(place)}: name one that exists.")
-        images = _below(place)
-        if not images:
-            raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}): name another.")
-        found += images
-    return list(dict.fromkeys(found))
-
-
-def _below(folder: Path) -> list[Path]:
-    found = []
-    for at, folders, names in os.walk(folder, onerror=closed_folder):
-        folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(at, name) for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)]
-    return sorted(found)
-
-
 def _checkpoint(run: Path, name: str) -> Path:
     """Returns the path of a run's checkpoint. Raises UserError if the run has none of that name."""
     if name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
     if (run / NETWORK).is_file() and not (run / "checkpoints").exists():
+        if name != "last":
+            raise UserError(f"{run} has the weights of one checkpoint only: leave --checkpoint {name} out.")
         return run / NETWORK
     folder = RunFolder(run)
     path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
@@ -321,12 +297,12 @@ def write_embeddings(
         run, checkpoint, batch_size, device: see `embed_images`.
 
     Raises:
-        UserError: as `embed_images` and `image_files`; also if the file cannot be written.
+        UserError: as `embed_images` and `image_files`; also if the file cannot be written, or is of something else.
     """
+    check_value("--batch-size", batch_size, Size)
     files = image_files(places)
+    check_vectors_place(out)
     trained = Trained.of(run, checkpoint, device)
-    if out.is_dir():
-        raise UserError(f"{out} is a folder: name a file with -o.")
     writable(out.parent)
     found = embed_files(trained, files, batch_size=batch_size, skip=skip)
     write_vectors(out, found.vectors(trained.digest()), found.learners if learners else None)

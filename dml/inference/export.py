@@ -27,6 +27,7 @@ from dml.inference.vectors import writable
 from dml.methods.base import Method
 from dml.models.backbones.trained import merge_adapters
 from dml.models.backbones.transformer import Block
+from dml.runs import provenance
 
 FILES, ABOUT = {"torch": "model.pt2", "onnx": "model.onnx"}, "model.json"
 NAMES = (CONFIG, NETWORK, ABOUT, *FILES.values())  # of all files of an export
@@ -240,6 +241,7 @@ def export(
         "method": type(trained.method).__name__,
         "checkpoint": str(trained.checkpoint),
         "step": trained.step,
+        "started_from": _started_from(run),
         "input": {
             "name": INPUT,
             "shape": ["B", 3, size, size],
@@ -257,6 +259,7 @@ def export(
     }
     program, parity = traced(network, size), {}
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         for name in (ABOUT, *FILES.values()):  # those of other weights must not stay
             (folder / name).unlink(missing_ok=True)
         write_network(folder, weights, configuration_of(trained), trained.step)  # first: it marks an export's folder
@@ -269,6 +272,13 @@ def export(
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another with -o.") from error
     return content
+
+
+def _started_from(run: Path) -> dict[str, Any] | str:
+    """Returns file, digest and licence of the weights from which a training started, as its `provenance.json` says."""
+    starts = provenance.starts(run)
+    found: list[dict[str, Any]] = [start["weights"] for start in starts if isinstance(start.get("weights"), dict)]
+    return found[-1] if found else "random weights" if starts else "unknown"
 
 
 def _of_an_export(folder: Path) -> bool:

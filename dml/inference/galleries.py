@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from dml.errors import UserError, no_room
-from dml.files import alone, atomic_path, read_json, write_atomically, write_through
+from dml.files import alone, atomic_path, read_json, torn, write_atomically, write_through
 from dml.inference.vectors import UNIT, Vectors
 from dml.runs.reading import reading, require
 
@@ -109,19 +109,34 @@ def check_place(path: Path) -> None:
     """Checks that a gallery may be written, before the work on it begins.
 
     Raises:
-        UserError: the path is a folder, or a file beside it that the gallery would replace is of something else.
+        UserError: the path is a folder, or one of the three files that the gallery would replace is of something else.
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file with -o.")
-    about, table = path.with_suffix(".json"), path.with_suffix(".parquet")
+    about, table, header = path.with_suffix(".json"), path.with_suffix(".parquet"), Draft.places(path)[-1]
     known = has_values(about, "weights", "shape", "dtype", "embeddings", "paths")
-    begun = Draft.places(path)[-1].exists()  # after a kill the paths may be there before the description
-    for file, ours in ((about, known), (table, known or begun)):
+    rows = known and _has_rows(path, read_json(about))
+    begun = has_values(header, "shape", "dtype")
+    if begun and not rows:  # after a kill rows and paths may be there before the description
+        rows = _has_rows(path, read_json(header), left_out=True)
+    for file, ours in ((about, known), (table, known or begun), (path, rows)):
         if file.exists() and not ours:
             raise UserError(
                 f"{file} does not belong to a gallery, and {path.name} would replace it: move it away, or name another "
                 "file with -o."
             )
+
+
+def _has_rows(path: Path, said: dict[str, Any], *, left_out: bool = False) -> bool:
+    """Returns whether a file is an array of the shape and type that a description says. With `left_out` it may have
+    fewer rows, since images that cannot be read are left out."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        count, width = said["shape"]
+        fits = found.shape == (count, width) or (left_out and found.shape[1:] == (width,) and len(found) < count)
+    except Exception:  # NumPy's, for a foreign file of any kind
+        return False
+    return bool(fits) and str(found.dtype) == said["dtype"]
 
 
 def check_names(files: Sequence[Path]) -> None:
@@ -197,8 +212,8 @@ class Draft:
 
     @classmethod
     def begin(cls, path: Path, what: dict[str, Any], stamps: np.ndarray) -> None:
-        """Makes the files of a draft; only one process may call it. What an earlier attempt at the same has written is
-        kept, but for images that have changed since.
+        """Makes the files of a draft; only one process may call it, which holds the lock. What an earlier attempt at
+        the same has written is kept, but for images that have changed since. Temporary files of a kill are removed.
 
         Args:
             path: of the gallery.
@@ -210,8 +225,11 @@ class Draft:
         """
         rows, state, seen, header = cls.places(path)
         with writing(path):
-            kept = all(file.is_file() for file in (rows, state, seen, header))
-            if kept and header.read_text() == json.dumps(what):
+            _remove_torn(path)
+            same = header.is_file() and header.read_text() == json.dumps(what)
+            if same and not rows.exists() and _has_rows(path, what):  # killed when `finish` had given them their name
+                os.replace(path, rows)
+            if same and all(file.is_file() for file in (rows, state, seen)):
                 changed = (np.load(seen) != stamps).any(1)
                 if changed.any():
                     states = np.lib.format.open_memmap(state, mode="r+")
@@ -296,6 +314,15 @@ class Draft:
         return len(kept)
 
 
+def _remove_torn(path: Path) -> None:
+    """Removes the temporary files that a kill has left of a gallery's files."""
+    _, _, stamps, header = Draft.places(path)
+    for file in (path, path.with_suffix(".json"), path.with_suffix(".parquet"), stamps, header):
+        for left in torn(path.parent, file.suffix):
+            if left.stem == f".{file.name}":
+                left.unlink(missing_ok=True)
+
+
 def _save_stamps(path: Path, stamps: np.ndarray) -> None:
     with atomic_path(path) as new, new.open("wb") as file:
         np.save(file, stamps)
@@ -303,14 +330,16 @@ def _save_stamps(path: Path, stamps: np.ndarray) -> None:
 
 @contextmanager
 def held_alone(path: Path) -> Iterator[None]:
-    """Locks a gallery while it is written; only the first of the writing processes does so.
+    """Locks a gallery while it is written, and makes its folder; only the first of the writing processes does so.
 
     Raises:
-        UserError: another command is writing the same gallery.
+        UserError: another command is writing the same gallery, or the folder cannot be made.
     """
 
     def taken() -> None:
         raise UserError(f"{path} is being written by another process: wait for it, or name another file with -o.")
 
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path.with_name(f".{path.name}.lock"), taken):
         yield

@@ -15,13 +15,20 @@ from typing import Any
 
 from dml.errors import UserError, no_room
 from dml.evaluation.clustering import need_faiss
-from dml.files import atomic_path, write_through
+from dml.files import atomic_path, read_json, write_through
 from dml.inference.galleries import checksum_of, has_values
 from dml.inference.indexes import Index, Measured
 from dml.inference.vectors import Vectors, belongs_to_search, save_vectors
 from dml.runs.reading import reading, require
 
-FILE, ABOUT, VECTORS = "index.faiss", "index.json", "vectors.npz"
+FILE, ABOUT, VECTORS, PAGE = "index.faiss", "index.json", "vectors.npz", "results.html"
+
+TITLE = "<title>Images found</title>"  # of the page of every search
+
+
+def holds_search(folder: Path) -> bool:
+    """Returns whether an earlier search left an index, or the vectors of one, in a folder."""
+    return (folder / FILE).is_file() or belongs_to_search(folder / VECTORS)
 
 
 def check_folder(folder: Path, source: Path) -> None:
@@ -29,21 +36,35 @@ def check_folder(folder: Path, source: Path) -> None:
 
     Args:
         folder: to write to.
-        source: the gallery. If that is the folder's file of vectors, it stays as it is.
+        source: the gallery. If that is the folder's file of vectors, it stays as it is. If it is this very folder, as
+            an earlier search left it, only the page is looked at.
     """
-    about, vectors, file = (folder / name for name in (ABOUT, VECTORS, FILE))
+    about, vectors, file, page = (folder / name for name in (ABOUT, VECTORS, FILE, PAGE))
+    of_search = belongs_to_search(vectors)
     strange = []
-    if about.exists() and not has_values(about, "kind", "vectors", "of", "index"):
-        strange.append(about)
-    if vectors.exists() and vectors.resolve() != source.resolve() and not belongs_to_search(vectors):
-        strange.append(vectors)
-    if file.exists() and not about.exists() and not vectors.exists():  # an index of ours has one of them beside it
-        strange.append(file)
+    if page.exists() and not _is_page(page):
+        strange.append(page)
+    if source.resolve() != folder.resolve() or not holds_search(folder):
+        if about.exists() and not has_values(about, "kind", "vectors", "of", "index"):
+            strange.append(about)
+        if vectors.exists() and vectors.resolve() != source.resolve() and not of_search:
+            strange.append(vectors)
+        # An index of ours has a description or vectors of ours beside it, or, if those are of `dml.embed`, a page.
+        if file.exists() and not (about.exists() or of_search or page.exists()):
+            strange.append(file)
     if strange:
         raise UserError(
             f"{strange[0]} was not written by dml.search, which would replace it: move it away, or name another folder "
             "with -o."
         )
+
+
+def _is_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return TITLE.encode() in file.read(1000)
+    except OSError:
+        return False
 
 
 def replace_index(
@@ -64,6 +85,7 @@ def replace_index(
         UserError: the folder cannot be written.
     """
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         # All are whole before the first gets its name. Names are given in reverse order, so the index comes last: a
         # kill in between leaves an index that does not fit its vectors, or its checksum, and is not read.
         with ExitStack() as named:
@@ -124,6 +146,14 @@ def write_index(
         return json.dumps(about | asdict(measured), indent=1) + "\n"
 
     replace_index(folder, save, describe, new)
+
+
+def is_index_of(folder: Path, source: Path) -> bool:
+    """Returns whether a folder has an approximate index of a gallery file."""
+    if not has_values(folder / ABOUT, "vectors"):
+        return False
+    named = read_json(folder / ABOUT)["vectors"]
+    return isinstance(named, str) and (folder.resolve() / named).resolve() == source.resolve()
 
 
 def described(folder: Path) -> dict[str, Any]:

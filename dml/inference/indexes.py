@@ -142,14 +142,29 @@ def exact(embeddings: np.ndarray) -> Search:
     return search
 
 
+def check_count(kind: str | None, count: int) -> None:
+    """Raises UserError if a gallery has too few images for a kind of index: for `ivfpq` to learn its codes, for `hnsw`
+    to measure its recall."""
+    if kind == "ivfpq" and count < FEWEST:
+        raise UserError(
+            f"--index ivfpq needs {FEWEST} images to learn its codes, but the gallery has {count}: take --index "
+            "hnsw or flat."
+        )
+    if kind == "hnsw" and count < 2:
+        raise UserError(
+            "--index hnsw needs neighbours to measure its recall, but the gallery has one image: take --index flat."
+        )
+
+
 def build(kind: Kind, embeddings: np.ndarray) -> Index:
     """Builds an index of vectors `[N,D]` of unit norm, which are read in blocks.
 
     Raises:
-        UserError: faiss is missing, or there are fewer vectors than `ivfpq` needs to learn its codes.
+        UserError: faiss is missing, or there are too few vectors, see `check_count`.
     """
     faiss = need_faiss("dml.search")
     count, width = embeddings.shape
+    check_count(kind, count)
     if kind == "hnsw":
         if embeddings.dtype == np.float16:
             half = faiss.ScalarQuantizer.QT_fp16
@@ -159,11 +174,6 @@ def build(kind: Kind, embeddings: np.ndarray) -> Index:
             index = faiss.IndexHNSWFlat(width, LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = BUILD_EFFORT
     else:
-        if count < FEWEST:
-            raise UserError(
-                f"--index ivfpq needs {FEWEST} images to learn its codes, but the gallery has {count}: take --index "
-                "hnsw or flat."
-            )
         lists = max(1, min(int(4 * count**0.5), count // 39))
         codes = max(one for one in range(1, max(1, width // 4) + 1) if width % one == 0)
         index = faiss.IndexIVFPQ(faiss.IndexFlatIP(width), width, lists, codes, 8, faiss.METRIC_INNER_PRODUCT)
@@ -187,17 +197,12 @@ def tune(index: Index, k: int, least: float) -> Measured:
         Recall and speed at that effort.
 
     Raises:
-        UserError: the recall is too low even at the largest effort, or the gallery has one image.
+        UserError: the recall is too low even at the largest effort.
     """
     count = len(index.embeddings)
     own = np.sort(np.random.default_rng(0).choice(count, min(SAMPLE, count), replace=False))
     queries = np.ascontiguousarray(index.embeddings[own], np.float32)
     k = min(k, count - 1)
-    if k < 1:
-        raise UserError(
-            f"--index {index.kind} needs neighbours to measure its recall, but the gallery has one image: take --index "
-            "flat."
-        )
     (truth, _), exact_seconds = _timed(exact(index.embeddings), queries, own, k)
     measured = None
     for effort in index.efforts():

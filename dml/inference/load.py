@@ -14,7 +14,8 @@ from dml.configuration.ranges import Size, check_value
 from dml.data.images import pixels
 from dml.errors import UserError
 from dml.hub import folder_of
-from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of, shown_path
+from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of
+from dml.inference.places import shown_path
 
 Picture = str | Path | Image.Image
 

@@ -65,7 +65,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     if settings is None:
         raise UserError(f"{run} is not the folder of a run: name one.")
     metrics = RunFolder(run).metrics()
-    trained = Trained.of(run, result(metrics))
+    trained = Trained.of(run, "last" if (run / MANIFEST).is_file() else result(metrics))
     config = load_checkpoint(trained.checkpoint)["config"]
     starts = [_without_places(start) for start in provenance.starts(run)]
     said = _licences(licences, starts)
@@ -77,6 +77,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     writable(folder)
     name = folder.resolve().name if to is None else to.rpartition("/")[2]
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / BEGUN).touch()
         (folder / MANIFEST).unlink(missing_ok=True)  # it is written last: a folder that has it is complete
         tensors = trained.weights()
@@ -184,7 +185,8 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
 
 
 def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a start of the run's provenance in which the command has names instead of paths of the machine."""
+    """Returns a start of the run's provenance in which the command has names instead of paths of the machine, see
+    `holds_path`."""
     words = []
     for word in shlex.split(str(start["command"])):
         option, equals, value = word.partition("=") if "=" in word else ("", "", word)

@@ -1,43 +1,39 @@
 """Search: the images of a gallery that are nearest to query images, by a trained run's embedding."""
 
-import base64
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from PIL import ImageOps
 from pydantic import Field
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dml.configuration.defaults import EMBEDDED_AT_ONCE, MIN_RECALL
-from dml.configuration.ranges import Count, check_value
-from dml.data.images import decode, quiet
+from dml.configuration.ranges import Count, Size, check_value
 from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
 from dml.files import write_atomically
-from dml.inference.embedding import Trained, embed_files, image_files, report_skipped, shown_path
+from dml.inference.embedding import Trained, embed_files, report_skipped
+from dml.inference.found import Found, page_of, print_found
 from dml.inference.galleries import SUFFIX, read_gallery
-from dml.inference.index_files import ABOUT, VECTORS, check_folder, described, read_index, replace_index, write_index
+from dml.inference.index_files import (
+    ABOUT,
+    PAGE,
+    VECTORS,
+    check_folder,
+    described,
+    holds_search,
+    is_index_of,
+    read_index,
+    replace_index,
+    write_index,
+)
 from dml.inference.index_files import FILE as INDEX
-from dml.inference.indexes import Measured, Search, build, exact, tune
+from dml.inference.indexes import Measured, Search, build, check_count, exact, tune
+from dml.inference.places import image_files, shown_path
 from dml.inference.threshold import read_threshold
 from dml.inference.vectors import Vectors, read_vectors, writable
-from dml.reporting.page import render
-
-PAGE = "results.html"
-
-ON_PAGE = 100  # queries on the page at most; more would make it too large for browsers
-THUMBNAILS = 2000  # on the page at most; there is one query at least, with so many of its images
-
-SIDE = 140  # pixels of a thumbnail's longer side
 
 
 @dataclass(frozen=True)
@@ -46,20 +42,6 @@ class Gallery:
 
     search: Search
     paths: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Found:
-    """The nearest images of one query, nearest first, with their cosines to it."""
-
-    query: str
-    paths: list[str]
-    similarities: list[float]
-
-    def at_least(self, threshold: float) -> "Found":
-        """Returns only those images whose similarity is at least the threshold; it may be none."""
-        count = sum(similarity >= threshold for similarity in self.similarities)
-        return Found(self.query, self.paths[:count], self.similarities[:count])
 
 
 def index_of(embeddings: np.ndarray) -> Any:
@@ -117,7 +99,7 @@ def search(
         place: the gallery: a folder of images, a file of `dml.embed` (.npz or .npy), or the folder of an earlier
             search.
         queries: images, or folders of them.
-        out: the folder to write to; None: `place` if it has an index, else the folder `search` of the run.
+        out: the folder to write to; None: `place` if a search was written there, else the folder `search` of the run.
         k: how many images to find for each query.
         skip: leave out images that cannot be read.
         threshold: leave out images that are less similar than the threshold of `dml.threshold`. Some queries may then
@@ -130,24 +112,32 @@ def search(
     Raises:
         UserError: faiss is missing; no threshold was chosen; there is no such run, gallery or query; images cannot be
             read; the vectors have another width or come from other weights than the run's; k is above the size of the
-            gallery; the folder cannot be written, or has files of others under the names of an index; the index does
-            not reach `min_recall`; or the gallery was changed since its index was made.
+            gallery, or that is too small for the index; the folder cannot be written, or has files of others under the
+            names of a search's; the index does not reach `min_recall`; or the gallery was changed since its index was
+            made.
     """
     need_faiss("dml.search")
     check_value("--min-recall", min_recall, Annotated[float, Field(gt=0, le=1)])
     check_value("-k", k, Count)
+    check_value("--batch-size", batch_size, Size)
     asked = image_files(queries)
-    indexed = (place / INDEX).is_file()
+    indexed = holds_search(place)
     images = image_files([place]) if place.is_dir() and not indexed else []
+    if images:
+        check_count(index, len(images))
     if images and not skip:
         _check_k(k, len(images))
     if not place.exists():
         raise UserError(
             f"there is no gallery {shown_path(place)}: name a folder of images, or a file of python -m dml.embed."
         )
+    if place.is_file() and place.suffix not in (".npz", SUFFIX):
+        raise UserError(
+            f"{shown_path(place)} is no gallery: name the folder of the images, or a .npz or .npy file of python -m "
+            "dml.embed."
+        )
     folder = out or (place if indexed else run / "search")
-    if not indexed or folder.resolve() != place.resolve():
-        check_folder(folder, place)
+    check_folder(folder, place)
     trained = Trained.of(run, checkpoint, device)
     least = read_threshold(run, trained) if threshold else None
     writable(folder)
@@ -166,10 +156,11 @@ def search(
     results = search_gallery(gallery, of_queries.embeddings, [str(file) for file in of_queries.files], k)
     if least is not None:
         results = [found.at_least(least) for found in results]
-    _print(results)
+    print_found(results)
     page = folder / PAGE
     try:
-        write_atomically(page, _html(results, trained, len(gallery.paths)))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(page, page_of(results, trained, len(gallery.paths)))
     except OSError as error:
         raise UserError(f"{page} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Results: {page}")
@@ -189,7 +180,9 @@ def _indexed(
     """Makes a new index and writes it into a folder. It also writes the vectors, unless they are in a gallery file or
     in that folder already.
 
-    Exact search of a gallery file reads that file and writes nothing.
+    Exact search of a gallery file reads that file and writes nothing; an approximate index of it is removed from the
+    folder. Vectors that are in no file yet are written with an exact index before an approximate one is built, so that
+    they are kept whatever becomes of that.
 
     Args:
         source: the file of the vectors; None: they are in no file yet.
@@ -202,6 +195,10 @@ def _indexed(
     _check_k(k, len(vectors.paths))
     built = measured = None
     if kind in ("hnsw", "ivfpq"):
+        if source is None:
+            source = folder / VECTORS
+            _write_exact(folder, index_of(vectors.embeddings), vectors)
+            print(f"Vectors: {source}")
         start = time.perf_counter()
         built = build(kind, vectors.embeddings)  # type: ignore[arg-type]
         seconds = time.perf_counter() - start
@@ -214,12 +211,17 @@ def _indexed(
         write_index(folder, built, measured, min_recall, of, vectors, new)
         return Gallery(built.search, vectors.paths)
     if in_file:
-        for old in (INDEX, ABOUT):  # of other vectors than those that are searched now
-            (folder / old).unlink(missing_ok=True)
+        if source is not None and is_index_of(folder, source):
+            for old in (INDEX, ABOUT):
+                (folder / old).unlink(missing_ok=True)
         return Gallery(exact(vectors.embeddings), vectors.paths)
     index = index_of(vectors.embeddings)
-    replace_index(folder, lambda path: path.write_bytes(_content(index)), vectors=new)
+    _write_exact(folder, index, new)
     return Gallery(index.search, vectors.paths.tolist())
+
+
+def _write_exact(folder: Path, index: Any, vectors: Vectors | None) -> None:
+    replace_index(folder, lambda path: path.write_bytes(_content(index)), vectors=vectors)
 
 
 def _said(measured: Measured) -> str:
@@ -247,7 +249,7 @@ def _stored(place: Path, folder: Path, trained: Trained, kind: str | None, k: in
     """
     if not (place / ABOUT).is_file():
         vectors = _vectors(place / VECTORS, trained)
-        if kind in ("hnsw", "ivfpq"):
+        if kind in ("hnsw", "ivfpq") or not (place / INDEX).is_file():  # it is missing after a kill, or was deleted
             return _indexed(folder, vectors, place / VECTORS, kind, k, min_recall)
         index = index_of(vectors.embeddings)
         if (place / INDEX).read_bytes() != _content(index):
@@ -283,55 +285,3 @@ def _check_same(file: Path, vectors: Vectors, trained: Trained) -> None:
             f"{shown_path(file)} was embedded by other weights than those of {trained.checkpoint}: embed the gallery "
             "with this run, or choose its --checkpoint."
         )
-
-
-def _print(results: Sequence[Found]) -> None:
-    console = Console()
-    for found in results:
-        if not found.paths:
-            console.print(Text(f"{shown_path(found.query)}: no match\n"), soft_wrap=True)
-            continue
-        table = Table(title=Text(shown_path(found.query)), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("", justify="right")
-        table.add_column("image", overflow="fold")
-        table.add_column("similarity", justify="right", no_wrap=True)
-        for place, (path, similarity) in enumerate(zip(found.paths, found.similarities, strict=True), 1):
-            table.add_row(str(place), Text(shown_path(path)), f"{similarity:.4f}")
-        console.print(table)
-
-
-def _html(results: Sequence[Found], trained: Trained, size: int) -> str:
-    picture = cache(_thumbnail)
-    most = 1 + max((len(found.paths) for found in results), default=0)
-    shown = results[: max(1, min(ON_PAGE, THUMBNAILS // most))]
-    with quiet():
-        rows = [
-            {
-                "query": (shown_path(found.query), picture(found.query)),
-                "found": [
-                    (shown_path(path), picture(path), similarity)
-                    for path, similarity in zip(found.paths[:THUMBNAILS], found.similarities, strict=False)
-                ],
-            }
-            for found in shown
-        ]
-    return render(
-        "search.html.jinja",
-        rows=rows,
-        queries=len(results),
-        images=size,
-        method=type(trained.method).__name__,
-        checkpoint=shown_path(trained.checkpoint),
-        step=trained.step,
-    )
-
-
-def _thumbnail(path: str) -> str | None:
-    """Returns a small JPEG in base64; None if the image cannot be opened any more."""
-    try:
-        small = ImageOps.contain(decode(path), (SIDE, SIDE))
-    except Exception:  # whatever PIL's decoders raise
-        return None
-    file = io.BytesIO()
-    small.save(file, format="JPEG", quality=85)
-    return base64.b64encode(file.getvalue()).decode()

@@ -23,12 +23,11 @@ from dml.errors import UserError
 from dml.inference.embedding import (
     Trained,
     check_norms,
-    image_files,
     opened,
     picture_of,
-    unreadable_sentence,
 )
 from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, check_names, check_place, held_alone, need_pyarrow
+from dml.inference.places import image_files, unreadable_sentence
 from dml.inference.vectors import writable
 
 T = TypeVar("T")
@@ -79,8 +78,8 @@ def write_gallery(
         dtype: of the file.
 
     Raises:
-        UserError: as `write_embeddings`; also if pyarrow is missing, a file of something else beside `out` would be
-            replaced, a name is not UTF-8, another process writes the same file, or the processes do not see the same
+        UserError: as `write_embeddings`; also if pyarrow is missing, a file of something else would be replaced, a name
+            is not UTF-8, another process writes the same file, or the processes do not see the same
             images.
     """
     need_pyarrow()
@@ -92,10 +91,10 @@ def write_gallery(
 def _write(
     run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, skip: bool, dtype: str
 ) -> None:
-    files, trained, what = _together(lambda: _prepared(run, places, out, checkpoint, batch_size, device, dtype))
+    first = not is_initialized() or get_rank() == 0
+    files, trained, what = _together(lambda: _prepared(run, places, out, checkpoint, batch_size, device, dtype, first))
     if any(one != what for one in from_all_ranks(what)):
         raise UserError("The processes do not see the same images or the same run: give all the same folders.")
-    first = not is_initialized() or get_rank() == 0
     with ExitStack() as held:
 
         def begin() -> None:
@@ -126,14 +125,16 @@ def _write(
 
 
 def _prepared(
-    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, dtype: str
+    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, dtype: str, first: bool
 ) -> tuple[list[Path], Trained, dict[str, Any]]:
-    """Returns the images, the run, and what is to be written, on which the processes have to agree."""
-    files = image_files(places)
+    """Returns the images with absolute paths, the run, and what is to be written, on which the processes have to
+    agree."""
+    files = [file.absolute() for file in image_files(places)]
     check_names(files)
     check_place(out)
     trained = Trained.of(run, checkpoint, device)
-    writable(out.parent)
+    if first:
+        writable(out.parent)
     names = hashlib.sha256(b"\0".join(os.fsencode(file) for file in files)).hexdigest()
     what = {"shape": [len(files), trained.width], "dtype": dtype, "weights": trained.digest(), "images": names}
     return files, trained, what | {"batch_size": batch_size}  # the last bits may depend on the batches

@@ -45,7 +45,8 @@ class Tested:
 
         Args:
             trained: the run.
-            data: the folder of data sets, for a published embedding only; None: `$DML_DATA`, else `data`.
+            data: the folder of data sets, above the folder of the images, for a published embedding only; None:
+                `$DML_DATA`, else `data`.
 
         Raises:
             UserError: the data is not there any more or was changed, the checkpoint names something that is no data set
@@ -60,7 +61,14 @@ class Tested:
         with reading(path, "choose another with --checkpoint, or repeat the run"):
             check_plain({name: OmegaConf.to_container(config[name]) for name in ("dataset", "protocol")})
             protocol: Conventional = instantiate(config.protocol)
-        records = readable(open_dataset(config), config.paths.cache_dir)
+        try:
+            records = readable(open_dataset(config), config.paths.cache_dir)
+        except UserError as error:
+            if path.name == NETWORK and (missing := _missing(config.dataset)):
+                raise UserError(
+                    f"there is no folder {missing}: name with --data the folder in which {missing.name} lies."
+                ) from error
+            raise
         return cls(records, protocol.split(records), protocol)
 
     def rows(self, part: EvaluatedPart) -> np.ndarray | None:
@@ -92,8 +100,16 @@ class Tested:
         return torch.cat(found)
 
 
+def _missing(dataset: DictConfig) -> Path | None:
+    """Returns a folder of a data set that is not there."""
+    root = OmegaConf.to_container(dataset).get("root")  # type: ignore[union-attr]
+    roots = root if isinstance(root, list) else [root]
+    return next((Path(one) for one in roots if isinstance(one, str) and not Path(one).is_dir()), None)
+
+
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a run's configuration without paths of the machine on which it ran: data sets are below `DATA`.
+    """Returns a run's configuration without what looks like a path of the machine on which it ran, see `holds_path`:
+    data sets are below `DATA`.
 
     Args:
         config: plain containers, without OmegaConf's references.

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dml.runs.reading import reading, require
 
 UNIT = 1e-3  # how far from 1 a norm may be
 OF_SEARCH = "of_search"  # an array that only the files of searches have
+ARRAYS = ("embeddings", "paths", "weights", "checksum")  # of every file
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Embedded:
         return self.learners.reshape(count, learners * width) / np.float32(learners**0.5)
 
     def vectors(self, weights: str) -> Vectors:
-        """Returns the content of a file of these embeddings. `weights` is the digest of the weights."""
-        return Vectors(self.embeddings, np.array([str(file) for file in self.files], np.str_), weights)
+        """Returns the content of a file of these embeddings, with absolute paths. `weights` is the digest of the
+        weights."""
+        return Vectors(self.embeddings, np.array([str(file.absolute()) for file in self.files], np.str_), weights)
 
 
 def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None) -> None:
@@ -75,6 +78,7 @@ def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = No
         UserError: it cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as new:
             save_vectors(new, vectors, learners)
     except OSError as error:
@@ -99,11 +103,30 @@ def save_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = Non
 
 def belongs_to_search(path: Path) -> bool:
     """Returns whether a search wrote a file of vectors. Its content is not looked at."""
+    return OF_SEARCH in _arrays(path)
+
+
+def check_vectors_place(path: Path) -> None:
+    """Checks that a file of vectors may be written, before the work on it begins.
+
+    Raises:
+        UserError: the path is a folder, or a file of something else that would be replaced.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file with -o.")
+    if path.exists() and not _arrays(path).issuperset(ARRAYS):
+        raise UserError(
+            f"{path} was not written by dml.embed, which would replace it: move it away, or name another with -o."
+        )
+
+
+def _arrays(path: Path) -> set[str]:
+    """Returns the names of the arrays in a file of NumPy's; none if it is no such file."""
     try:
         with ZipFile(path) as parts:
-            return f"{OF_SEARCH}.npy" in parts.namelist()
+            return {name.removesuffix(".npy") for name in parts.namelist()}
     except (OSError, BadZipFile, ValueError, NotImplementedError):
-        return False
+        return set()
 
 
 def read_vectors(path: Path) -> Vectors:
@@ -123,14 +146,20 @@ def read_vectors(path: Path) -> Vectors:
 
 
 def writable(folder: Path) -> None:
-    """Makes a folder and checks that it can be written, before the work on its content begins.
+    """Checks that a folder can be made and written, before the work on its content begins. What was not there is not
+    there afterwards.
 
     Raises:
         UserError: it cannot be made or written.
     """
+    missing = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{folder} cannot be written: name another with -o.")
     except OSError as error:
         raise UserError(f"{folder} cannot be made ({error.strerror}): name another with -o.") from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{folder} cannot be written: name another with -o.")
+    finally:
+        for one in missing:
+            with suppress(OSError):  # it could not be made, or another process has put something there
+                one.rmdir()

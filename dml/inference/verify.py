@@ -1,6 +1,7 @@
 """Verification of a published embedding: the test set is embedded again, and every rank and figure is compared."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -28,7 +29,10 @@ from dml.runs.scores import QUERIES, Queries, read_queries
 # half precision or TF32.
 COSINE, ROUNDED = 1e-5, 1e-2
 
-FIGURE = 2e-3  # how far a figure may be off because of rounding; with few queries, the share of two of them if larger
+FIGURE = 2e-3  # how far a figure may be off because of rounding
+
+# Figures that are shares of the queries, and their intervals. They may be off by two queries if that is more.
+SHARES, QUERIES_OFF = re.compile(r"(.*/)?(recall|precision)@\d+(/.*)?"), 2
 
 EXACT = 1e-9  # how far a figure may be off from the mean of the recorded ranks
 
@@ -55,7 +59,8 @@ def verify(
 
     First, published files are compared with their manifest, the card with the figures, and the figures with the ranks.
     Then the test images are embedded again. A rank that rounding cannot explain is a difference, and so is a figure
-    that is off by more than `FIGURE`.
+    that is off by more than `FIGURE`, or, if it is a share of the queries such as Recall@K, by more than two queries if
+    that is more.
 
     Args:
         place: a run folder, or the folder of what was published.
@@ -215,8 +220,7 @@ def _again(
     protocol.clustering = protocol.clustering and find_spec("faiss") is not None
     scores = protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
     compared = {name: abs(value - metrics[name]) for name, value in scores.items() if name in metrics}
-    tolerance = max(FIGURE, 2 / len(split.query))
-    wrong_figures = sorted(name for name, apart in compared.items() if not apart <= tolerance)
+    wrong_figures = sorted(name for name, apart in compared.items() if not apart <= _allowed(name, len(split.query)))
     if wrong_figures:
         name = wrong_figures[0]
         differences.append(
@@ -226,6 +230,11 @@ def _again(
     return differences, _summary(
         moved, queries, max(compared.values(), default=0.0), len(compared), str(device), allowed
     )
+
+
+def _allowed(name: str, queries: int) -> float:
+    """Returns how far a figure may be off because of rounding, with this number of queries."""
+    return max(FIGURE, QUERIES_OFF / queries) if SHARES.fullmatch(name) else FIGURE
 
 
 def _summary(moved: int, queries: Queries | None, apart: float, count: int, device: str, allowed: float) -> str:

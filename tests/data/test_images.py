@@ -16,7 +16,8 @@ from dml.data.check import readable
 from dml.data.folder import folder
 from dml.data.images import decode, quiet
 from dml.errors import UserError
-from dml.inference.embedding import image_files, opened, picture_of
+from dml.inference.embedding import opened, picture_of
+from dml.inference.places import image_files
 from tests.components import components, transform
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"

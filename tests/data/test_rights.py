@@ -14,7 +14,7 @@ from dml.data.check import readable
 from dml.data.dataset import open_dataset
 from dml.data.miniatures import MAKERS
 from dml.errors import UserError
-from dml.inference.embedding import image_files
+from dml.inference.places import image_files
 from tests.runs import photographs
 
 NOBODY = 65534

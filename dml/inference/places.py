@@ -1,0 +1,57 @@
+"""Images and other places that a command names: which files they are, and how they are written."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dml.data.images import SUFFIXES, walk
+from dml.errors import UserError
+
+
+def image_files(places: Iterable[Path]) -> list[Path]:
+    """Lists files as given, and all images in folders and below them, sorted by path. Each file is listed once.
+
+    In folders, hidden entries and files without an image suffix (`dml.data.images.SUFFIXES`) are passed over.
+
+    Raises:
+        UserError: a place does not exist, a folder cannot be read, or a folder has no images.
+    """
+    found: list[Path] = []
+    for place in places:
+        if place.is_file():
+            found.append(place)
+            continue
+        if not place.is_dir():
+            raise UserError(f"there is no image or folder {shown_path(place)}: name one that exists.")
+        images = _below(place)
+        if not images:
+            raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}): name another.")
+        found += images
+    return list(dict.fromkeys(found))
+
+
+def _below(folder: Path) -> list[Path]:
+    found = []
+    for at, folders, names in walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]
+        found += [Path(at, name) for name in names if name[0] != "." and name.lower().endswith(SUFFIXES)]
+    return sorted(found)
+
+
+def shown_path(path: str | Path) -> str:
+    """Returns a path as text that can be printed, whatever bytes its name consists of."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def some(files: Sequence[Path]) -> str:
+    """Returns the names of the first images, and how many more there are."""
+    named = ", ".join(map(shown_path, files[:3]))
+    return named + (f" and {len(files) - 3} more images" if len(files) > 3 else "")
+
+
+def unreadable_sentence(files: dict[Path, str]) -> str:
+    """Returns a sentence, without a full stop, that names images that cannot be read."""
+    first, reason = next(iter(files.items()))
+    if len(files) == 1:
+        return f"the image {shown_path(first)} cannot be read ({reason})"
+    return f"{len(files)} images cannot be read: {', '.join(shown_path(file) for file in files)}"
