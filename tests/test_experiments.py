@@ -516,6 +516,8 @@ def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: P
         (["run", "abe/table2", "--dry-run", "--record"], "--record: not allowed with argument --dry-run"),
         (["record", "abe/table2", "--sizes", "--set", "lr=1"], "leave out --set"),
         (["run", "abe/table2", "--set", "method=ABE"], "method=ABE is unknown: did you mean abe?"),
+        (["run", "gsp/figure9", "--set", "trainer.max_steps=1", "--dry-run"], "these rows are scripts, which take no"),
+        (["run", "gsp/table5", "--dry-run"], "nothing of gsp/table5 is trained here: all its rows are quoted"),
         (["run", "abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
         (["table", "abe/figure5"], "nothing was measured yet for abe/figure5"),
     ],
@@ -554,10 +556,20 @@ def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
         ("title: Little", "title: 2026-01-01", "date"),
         ("title: Little", "title: 'Little", "while scanning a quoted scalar"),
         ("seeds: [0, 1]", "figure: {kind: ovr}", "figure.kind is ovr, not one of comparison, course, curve, over"),
-        ("seeds: [0, 1]", "figure: {kind: over, x: n}", "a figure of kind over has the keys x, y"),
-        ("overrides: [method=baseline]", "command: []", "the row 'mine' has to have overrides, or a command"),
-        ("{name: mine,", "{name: mine, command: [toy.py],", "the row 'mine' has to have overrides, or a command"),
-        ("{name: mine,", "{name: mine, search: {lr: [1]},", "the row 'mine' has search: beside no tuning:"),
+        ("seeds: [0, 1]", "figure: {x: n}", "figure.kind is None, not one of comparison, course, curve, over"),
+        ("seeds: [0, 1]", "figure: {kind: over, x: n}", "figure.y is missing"),
+        ("seeds: [0, 1]", "figure: {kind: over, x: n, y: {metric: m}}", "figure.y[0].title is missing"),
+        ("seeds: [0, 1]", "figure: {kind: comparison}", "figure.metric is missing"),
+        ("seeds: [0, 1]", "figure: {kind: comparison, metric: m}", "figure.metric has to have keys"),
+        ("seeds: [0, 1]", "figure: {kind: curve, steps: [m]}", "figure.steps has to have keys"),
+        ("seeds: [0, 1]", "figure: {kind: pictures, names: toy}", "figure.names has to be a list"),
+        ("seeds: [0, 1]", "figure: {kind: pictures, names: [toy], y: m}", "figure.y is unknown"),
+        ("seeds: [0, 1]", "figure: {kind: course, y: [m]}", "figure.y[0] has to have keys"),
+        ("seeds: [0, 1]", "figure: {kind: scatter, x: {metric: m, title: n}, y: m}", "figure.y has to have keys"),
+        ("overrides: [method=baseline]", "command: []", "rows[0].command is empty"),
+        ("{name: mine,", "{name: mine, command: [toy.py],", "the row 'mine' has both overrides: and command:"),
+        ("{name: mine,", "{name: mine, search: {lr: [1]},", "the row 'mine' has search:, but the experiment has no"),
+        ("{name: theirs,", "{name: theirs, search: {lr: [1]},", "the row 'theirs' has search:, but no overrides:"),
     ],
 )
 def test_a_file_of_another_form(little: Experiment, old: str, new: str, said: str) -> None:
@@ -569,6 +581,17 @@ def test_a_file_of_another_form(little: Experiment, old: str, new: str, said: st
     with pytest.raises(UserError, match=r"table1\.yaml cannot be read as an experiment: ") as refused:
         find(["us"])
     assert said in str(refused.value)
+
+
+def test_a_line_without_a_title(little: Experiment) -> None:
+    path = little.record.with_suffix(".yaml")
+    figure = "figure: {kind: over, x: {a: m, b: n}, y: {metric: test/recall@1, title: R@1}}\n"
+    content = path.read_text() + figure
+    path.write_text(content.replace("{name: mine,", "{name: mine, x: 1, line: a,"))
+    assert read_experiment("us/table1").figure["x"] == {"a": "m", "b": "n"}
+    path.write_text(content.replace("{name: mine,", "{name: mine, x: 1, line: c,"))
+    with pytest.raises(UserError, match=r"figure\.x has no title for the line 'c' of the row 'mine'"):
+        find(["us"])
 
 
 @pytest.mark.parametrize(
@@ -743,10 +766,24 @@ def test_changes_of_a_record_are_checked_too(tmp_path: Path) -> None:
         record(["us"], changes=["trainer.max_stepss=3"], out=tmp_path)
 
 
+def test_changes_that_fit_some_rows_are_recorded(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    file = little.record.with_suffix(".yaml")
+    file.write_text(file.read_text() + "  - {name: ABE, overrides: [method=abe]}\n")
+    training = read_experiment("us/table1").trainings(["ABE"], [0], ["method.M=4"])[0]
+    folder = RunFolder(folder_of(training, tmp_path / "out"))
+    folder.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+    folder.write_metrics({"test/recall@1": 0.25})
+    record(["us"], changes=["method.M=4"], out=tmp_path / "out")
+    assert [one.row for one in read_experiment("us/table1").measured] == ["ABE"]
+
+
 @pytest.mark.usefixtures("little")
 def test_a_change_has_one_value() -> None:
-    with pytest.raises(UserError, match=r"--set lr=1,2 has several values: give one"):
-        run(["us"], changes=["lr=1,2"], dry_run=True)
+    for change in ("lr=1,2", "lr=range(1,3)"):
+        with pytest.raises(UserError, match=re.escape(f"--set {change} has several values: give one")):
+            run(["us"], changes=[change], dry_run=True)
 
 
 def test_scripts_take_no_changes(little: Experiment) -> None:

@@ -1,6 +1,7 @@
 """Rows that are tuned before they are trained."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dml.papers.experiment import Experiment, Search
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep
 from dml.papers.smoke import check_rows
+from dml.papers.trainings import folder_of
 from dml.papers.tuning import command_of_search, example, searches, tuned
 from dml.runs.folder import RunFolder
 from tests.conftest import TINY
@@ -116,9 +118,10 @@ def test_records_of_rows_that_are_searched_otherwise_by_now_are_none(
 
 def test_no_trial_ended_well(little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     (search,) = searches(little, ["ABE"])
-    with pytest.raises(UserError, match="us/table1, ABE: no trial of the search was carried out, for the reason above"):
-        tuned(search, [], tmp_path)
-    (tmp_path / search.key).mkdir()
+    for _ in range(2):  # without its folder, and with nothing in it
+        with pytest.raises(UserError, match="us/table1, ABE: no trial of the search was carried out: its output says"):
+            tuned(search, [], tmp_path)
+        (tmp_path / search.key).mkdir(exist_ok=True)
     searched(search, tmp_path, configure)
     with pytest.raises(UserError, match="us/table1, ABE: 1 of 2 trials of the search are done: repeat the command"):
         tuned(search, [], tmp_path)
@@ -159,6 +162,46 @@ def test_changes_are_checked_with_the_searches(capsys: pytest.CaptureFixture[str
     with pytest.raises(UserError, match=r"us/table1, ABE: method\.M is no option"):
         actions.run(["us"], rows=["ABE"], changes=["method=baseline"], dry_run=True)
     assert capsys.readouterr().out == ""
+
+
+def test_options_of_the_searches_are_checked(little: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+    file = little.record.with_suffix(".yaml")
+    file.write_text(file.read_text().replace("[protocol=tuning]", "[protocol.evry=3]"))
+    with pytest.raises(UserError, match=r"us/table1, plain: protocol\.evry is no option"):
+        actions.run(["us"], dry_run=True)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("little")
+def test_a_search_that_cannot_start_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def mistaken(search: Search, out: Path) -> Sequence[str]:
+        return [sys.executable, "-c", "from dml.errors import stop; stop('this is wrong.')"]
+
+    monkeypatch.setattr("dml.papers.actions.command_of_search", mistaken)
+    with pytest.raises(SystemExit) as left:
+        actions.run(["us"], out=tmp_path)
+    assert left.value.code == 2
+    said = capfd.readouterr()
+    assert [line for line in said.err.splitlines() if line.startswith("dml: ")] == ["dml: this is wrong."]
+    assert "Searches: 2, of 2 trials each." in said.out
+
+
+def test_nothing_is_missing(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for search in searches(little):
+        searched(search, tmp_path, configure, 0.1)
+        keep(little, tuned=[tuned(search, [], tmp_path)])
+    for training in read_experiment("us/table1").trainings():
+        run = RunFolder(folder_of(training, tmp_path))
+        run.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+        run.write_metrics({"test/recall@1": 0.25})
+    actions.record(["us"], out=tmp_path)
+    capsys.readouterr()
+    actions.run(["us"], missing=True, dry_run=True, out=tmp_path)
+    assert capsys.readouterr().out == "All of this is recorded already.\n"
 
 
 @pytest.mark.usefixtures("little")

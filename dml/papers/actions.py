@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
-from dml.errors import INTERRUPTED, Interrupted, UserError
+from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.experiment import Experiment, Search, Training
@@ -80,7 +80,7 @@ def run(
     Raises:
         UserError: a name, row or part does not exist, a seed, change, folder or number of jobs is not allowed, a change
             does not fit a row, or nothing can be trained here.
-        SystemExit: with 1, if a training failed.
+        SystemExit: with 1, if a training failed; with 2, if a search could not start and has said why.
         Interrupted: a signal stopped a training.
     """
     _check_changes(changes)
@@ -94,6 +94,8 @@ def run(
     if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
         if changes and any(one.trainings(rows, seeds, parts=parts) for one in experiments):
             raise UserError("these rows are scripts, which take no changes: leave out --set.")
+        if not (rows or parts):
+            raise UserError(f"nothing of {', '.join(names)} is trained here: all its rows are quoted from elsewhere.")
         raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
 
     def wanted() -> list[Training]:
@@ -106,8 +108,7 @@ def run(
     of_rows = {(one.experiment, one.row) for one in wanted()}
     every = [search for one in experiments for search in searches(one, rows, changes)]
     missing_searches = [one for one in every if (one.experiment, one.row) in of_rows]
-    if changes:  # the rows as they stand are tested
-        _check_options([*missing_searches, *wanted()])
+    _check_options([*missing_searches, *(wanted() if changes else ())])  # the rows as they stand are tested
     if dry_run:
         for search in missing_searches:
             print(shlex.join(["python", *_as_typed(command_of_search(search, out)[1:])]))
@@ -153,16 +154,18 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
         sizes: whether exact parameters and flops are recorded instead, which needs no training.
 
     Raises:
-        UserError: a name does not exist, a change or the folder is not allowed, changes are given together with
-            `sizes`, or the figures of a training are damaged.
+        UserError: a name does not exist, a change or the folder is not allowed, a change does not fit a row and nothing
+            was trained with it, changes are given together with `sizes`, or the figures of a training are damaged.
     """
     if sizes and changes:
         raise UserError("--sizes counts the rows as they are and takes no changes: leave out --set or --sizes.")
     _check_changes(changes)
     _check_folder(out)
-    if changes:
-        _check_options([training for one in find(names) for training in one.trainings(changes=changes)])
-    for one in find(names):
+    experiments = find(names)
+    trainings = [training for one in experiments for training in one.trainings(changes=changes)]
+    if changes and not any((out / one.key).is_dir() for one in trainings):  # what some rows were trained with fits them
+        _check_options(trainings)
+    for one in experiments:
         if not sizes:
             record_finished(one, changes, out)
         elif found := sizes_of(one):
@@ -245,6 +248,7 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
 
     Raises:
         UserError: all trials of a search failed, or its data is not there.
+        SystemExit: with 2, if a search could not start and has said why.
         Interrupted: a signal stopped a search.
     """
     if not wanted:
@@ -256,9 +260,9 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
     for search in wanted:
         if jobs == 1:
             with started_from_here():
-                _wait_for(
-                    command_of_search(search, out)
-                )  # the exit code is 1 if a trial failed: the record tells which
+                code = _wait_for(command_of_search(search, out))
+            if code == MISTAKE:  # with 1 a trial failed: the record tells which
+                raise SystemExit(MISTAKE)
         keep(experiment, tuned=[tuned(search, changes, out)])
     return read_experiment(experiment.name)
 

@@ -11,21 +11,11 @@ from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
 from dml.papers.experiment import Column, Experiment, Row, Section, Tuning, near
-from dml.papers.forms import ExperimentForm, RecordForm, check_form
+from dml.papers.forms import FIGURES, ExperimentForm, RecordForm, check_form
 from dml.papers.measured import Compared, Measurement, Trial, Tuned
 from dml.papers.verdicts import ABOVE, BELOW
 
 FOLDER = CONF.parent / "experiments"
-
-# Kinds of figures, see `drawing`, and the keys that each has.
-FIGURES = {
-    "comparison": ("metric",),
-    "course": ("y",),
-    "curve": ("steps",),
-    "over": ("x", "y"),
-    "pictures": ("names",),
-    "scatter": ("x", "y"),
-}
 
 
 def names() -> list[str]:
@@ -76,9 +66,9 @@ def read_experiment(name: str) -> Experiment:
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
             raise ValueError(f"compared_with names '{base}', which is no row")
         _check_patterns(rows, base)
-        _check_figure(content.get("figure", {}))
-        if searched := [row.name for row in rows if row.search and not content.get("tuning")]:
-            raise ValueError(f"the row '{searched[0]}' has search: beside no tuning: of the experiment")
+        _check_figure(content.get("figure", {}), rows)
+        if (searched := [row.name for row in rows if row.search]) and not content.get("tuning"):
+            raise ValueError(f"the row '{searched[0]}' has search:, but the experiment has no tuning:")
         experiment = Experiment(
             name,
             path.with_suffix(".json"),
@@ -150,13 +140,17 @@ def _check_patterns(rows: list[Row], base: str) -> None:
                 raise ValueError(f"the row '{row.name}' has the pattern {name}: {direction}, but {right}")
 
 
-def _check_figure(figure: dict[str, Any]) -> None:
+def _check_figure(figure: dict[str, Any], rows: list[Row]) -> None:
     if not figure:
         return
-    if (kind := figure.get("kind")) not in FIGURES:
+    kind = str(figure.get("kind"))
+    if kind not in FIGURES:
         raise ValueError(f"figure.kind is {kind}, not one of {', '.join(FIGURES)}")
-    if set(figure) != {"kind", *FIGURES[kind]}:
-        raise ValueError(f"a figure of kind {kind} has the keys {', '.join(FIGURES[kind])}")
+    check_form({key: value for key, value in figure.items() if key != "kind"}, FIGURES[kind], "figure")
+    if kind == "over" and isinstance(figure["x"], dict):
+        for row in rows:
+            if row.x is not None and row.line not in figure["x"]:
+                raise ValueError(f"figure.x has no title for the line '{row.line}' of the row '{row.name}'")
 
 
 def _part(name: str, said: dict[str, Any]) -> Section:
@@ -173,8 +167,10 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
     ]
     if wrong:
         raise ValueError(f"the row '{said.get('name')}' has an unknown part or column '{wrong[0]}'")
-    if said.get("command") is not None and ("overrides" in said or not said["command"]):
-        raise ValueError(f"the row '{said['name']}' has to have overrides, or a command of one word or more")
+    if said.get("overrides") is not None and said.get("command") is not None:
+        raise ValueError(f"the row '{said['name']}' has both overrides: and command:")
+    if said.get("overrides") is None and said.get("search"):
+        raise ValueError(f"the row '{said['name']}' has search:, but no overrides:")
     return Row(
         str(said["name"]),
         said.get("overrides"),

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from dml.configuration.ranges import Seed
 from dml.papers.experiment import Column, Tuning
@@ -21,6 +21,7 @@ SAID = {
     "string_type": "has to be text",
     "float_type": "has to be a number",
     "int_type": "has to be a whole number",
+    "too_short": "is empty",
 }
 
 
@@ -53,7 +54,7 @@ class RowForm:
     name: str | float
     overrides: list[str] | None = None
     search: dict[str, list[Any]] = field(default_factory=dict)
-    command: list[str] | None = None
+    command: Annotated[list[str], Field(min_length=1)] | None = None
     smoke: list[str] = field(default_factory=list)
     published: dict[str, dict[str, float]] | None = None
     pattern: dict[str, str] = field(default_factory=dict)
@@ -81,13 +82,99 @@ class ExperimentForm:
     tuning: Tuning | None = None
 
 
+@dataclass(frozen=True)
+class AxisForm:
+    """What is drawn along an axis."""
+
+    metric: str
+    title: str
+
+
+@dataclass(frozen=True)
+class OverForm(AxisForm):
+    """What is drawn over a number, and the number's title in place of the figure's."""
+
+    x: str = ""
+
+
+@dataclass(frozen=True)
+class ComparedForm(AxisForm):
+    """What is drawn of each row, and the metric whose differences are drawn beside it."""
+
+    compared: str
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Comparison:
+    """A figure of rows and their differences."""
+
+    metric: ComparedForm
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Course:
+    """A figure over the steps of trainings that are at hand."""
+
+    y: list[AxisForm]
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Curve:
+    """A figure over steps, each of which has a metric in the record."""
+
+    steps: dict[int, str]
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Over:
+    """A figure over a number; `x` is its title, or that of each line."""
+
+    x: str | dict[str, str]
+    y: Annotated[list[OverForm], BeforeValidator(lambda y: y if isinstance(y, list) else [y])]
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures that trainings or scripts draw."""
+
+    names: list[str]
+
+
+@with_config(KNOWN_KEYS)
+@dataclass(frozen=True)
+class Scatter:
+    """A figure of one metric against another."""
+
+    x: AxisForm
+    y: AxisForm
+
+
+# The kind of a figure -> its keys, beside `kind`; see `drawing`.
+FIGURES: dict[str, type] = {
+    "comparison": Comparison,
+    "course": Course,
+    "curve": Curve,
+    "over": Over,
+    "pictures": Pictures,
+    "scatter": Scatter,
+}
+
+
 @cache  # making one takes longer than checking a file
 def _adapter(form: type) -> TypeAdapter[Any]:
     return TypeAdapter(form)
 
 
-def check_form(content: Any, form: type) -> None:
+def check_form(content: Any, form: type, above: str = "") -> None:
     """Checks the content of a file, in plain containers, by a form.
+
+    Args:
+        above: the key that holds the content; empty: it is the whole file.
 
     Raises:
         ValueError: it has another form; the message says where and what is wrong.
@@ -99,6 +186,7 @@ def check_form(content: Any, form: type) -> None:
         _adapter(form).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+        parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]]
+        place = "".join([above, *parts]).lstrip(".")
         said = SAID.get(first["type"], f"has another form ({first['msg']})")
         raise ValueError(f"{place or 'its content'} {said}") from None

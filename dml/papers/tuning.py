@@ -64,18 +64,19 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
     Raises:
         UserError: all trials failed, or some or all were not carried out.
     """
-    if not (out / search.key).is_dir():
-        raise UserError(
-            f"{search.experiment}, {search.row}: no trial of the search was carried out, for the reason above."
-        )
+    folder = out / search.key
     names = {option.partition("=")[0] for option in search.options}
     trials, begun = [], []
-    for run in leaves([out / search.key]):
+    for run in leaves([folder]) if folder.is_dir() else ():
         options = [one for one in run.overrides if one.lstrip("+").partition("=")[0] in names]
         trials.append(Trial(options, objective(run.config, run.metrics), run.metrics.get("run/seconds")))
         begun += said_of_starts(run.folder)
-    failed = [file.name.removesuffix(".failed") for file in sorted((out / search.key).glob("*.failed"))]
+    failed = [file.name.removesuffix(".failed") for file in sorted(folder.glob("*.failed"))]
     trials += [Trial([name], None, None) for name in failed]
+    if not trials:
+        raise UserError(
+            f"{search.experiment}, {search.row}: no trial of the search was carried out: its output says why."
+        )
     if len(trials) < search.trials:
         raise UserError(
             f"{search.experiment}, {search.row}: {len(trials)} of {search.trials} trials of the search are done: "
@@ -83,9 +84,7 @@ def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
         )
     best = max((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
     if best is None:
-        raise UserError(
-            f"{search.experiment}, {search.row}: all trials of the search failed: look into {out / search.key}."
-        )
+        raise UserError(f"{search.experiment}, {search.row}: all trials of the search failed: look into {folder}.")
     typed = ["python", *command_of_search(search, out)[1:]]
     return Tuned(
         *(search.row, search.key, list(changes), best.options, trials, shlex.join(typed), *said_together(begun))
