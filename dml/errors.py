@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -44,6 +44,14 @@ class UserError(ValueError):
 
     `python -m dml.run` prints the sentence and exits with code 2, without a traceback.
     """
+
+
+SHOWN = 5  # names that a sentence lists
+
+
+def some(names: Sequence[str]) -> str:
+    """Returns the first names of a list for a sentence, and how many more there are."""
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 class Unfaithful(Exception):

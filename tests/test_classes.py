@@ -129,10 +129,10 @@ def test_what_another_process_recorded_meanwhile_stays(
     train("base", tmp_path / "here")
     train("mine", tmp_path / "there")
 
-    def slowly(name: str, found: Iterable[ByClass]) -> None:
+    def slowly(experiment: Experiment, found: Iterable[ByClass]) -> None:
         monkeypatch.setattr("dml.papers.records.keep_classes", keep_classes)
         record_finished(two, [], tmp_path / "there")  # the other process, after this one has read the record
-        keep_classes(name, found)
+        keep_classes(experiment, found)
 
     monkeypatch.setattr("dml.papers.records.keep_classes", slowly)
     record_finished(two, [], tmp_path / "here")

@@ -16,7 +16,7 @@ from dml.data.images import SUFFIXES, decode, walk
 from dml.data.listing import Listing, listed_images, roles_of_classes
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
-from dml.errors import UserError
+from dml.errors import UserError, some
 
 SIDES = {"train", "test"}  # names of folders that are the split
 
@@ -176,7 +176,7 @@ def _roles_of_folders(names: list[str], root: Path) -> list[str]:
         return []
     if set(tops) != SIDES:
         raise UserError(
-            f"{root} has images in the folders {_some(tops)}: folders are the split only if they are train and test "
+            f"{root} has images in the folders {some(tops)}: folders are the split only if they are train and test "
             f"alone, so {_changes(tops)}, or name a file with the split of the classes, dataset.csv=FILE"
         )
     train, test = ({name for role, _, name in parted if role == side} for side in ("train", "test"))
@@ -193,13 +193,9 @@ def _changes(tops: list[str]) -> str:
     renamed = [top for top in tops if top.lower() in SIDES and top.lower() not in tops]
     others = [top for top in tops if top not in SIDES and top not in renamed]
     changes = [f"rename {top} to {top.lower()}" for top in renamed]
-    changes += [f"move {_some(others)} elsewhere"] if others else []
+    changes += [f"move {some(others)} elsewhere"] if others else []
     changes += [f"add {side}" for side in sorted(SIDES - {top.lower() for top in tops})]
     return " and ".join(changes)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _ordered_roles(names: list[str], train_fraction: float) -> list[str]:

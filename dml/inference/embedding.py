@@ -27,9 +27,9 @@ from dml.configuration.options import TRAINER
 from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import decode, quiet, reason
 from dml.data.transforms import Transform
-from dml.errors import UserError
+from dml.errors import UserError, some
 from dml.files import NETWORK
-from dml.inference.places import image_files, some, unreadable_sentence
+from dml.inference.places import image_files, shown_path, unreadable_sentence
 from dml.inference.vectors import UNIT, Embedded, check_vectors_place, writable, write_vectors
 from dml.methods.base import Method
 from dml.models.products import products
@@ -202,7 +202,7 @@ def embed_files(
 def check_norms(trained: Trained, files: Sequence[Path], learners: np.ndarray) -> None:
     """Raises UserError, which names the images, if some of their embeddings `[N,L,d]` are NaN or not of unit norm."""
     apart = np.abs(np.linalg.norm(learners, axis=2) - 1)
-    if broken := [file for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
+    if broken := [shown_path(file) for file, ok in zip(files, (apart < UNIT).all(1), strict=True) if not ok]:
         raise UserError(
             f"{trained.checkpoint} gives embeddings that are NaN or not of unit norm for {some(broken)}: its weights "
             "cannot be used; choose another with --checkpoint."

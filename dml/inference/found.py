@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dml.data.images import decode, quiet
 from dml.inference.embedding import Trained
+from dml.inference.index_files import TITLE
 from dml.inference.places import shown_path
 from dml.reporting.page import render
 
@@ -78,6 +79,7 @@ def page_of(results: Sequence[Found], trained: Trained, size: int) -> str:
         ]
     return render(
         "search.html.jinja",
+        title=TITLE,
         rows=rows,
         queries=len(results),
         images=size,

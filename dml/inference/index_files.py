@@ -23,7 +23,7 @@ from dml.runs.reading import reading, require
 
 FILE, ABOUT, VECTORS, PAGE = "index.faiss", "index.json", "vectors.npz", "results.html"
 
-TITLE = "<title>Images found</title>"  # of the page of every search
+TITLE = "Images found"  # of the page of every search
 
 
 def holds_search(folder: Path) -> bool:
@@ -62,7 +62,7 @@ def check_folder(folder: Path, source: Path) -> None:
 def _is_page(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return TITLE.encode() in file.read(1000)
+            return f"<title>{TITLE}</title>".encode() in file.read(1000)
     except OSError:
         return False
 

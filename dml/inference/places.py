@@ -1,7 +1,7 @@
 """Images and other places that a command names: which files they are, and how they are written."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from dml.data.images import SUFFIXES, walk
@@ -41,12 +41,6 @@ def _below(folder: Path) -> list[Path]:
 def shown_path(path: str | Path) -> str:
     """Returns a path as text that can be printed, whatever bytes its name consists of."""
     return os.fsencode(path).decode("utf-8", "replace")
-
-
-def some(files: Sequence[Path]) -> str:
-    """Returns the names of the first images, and how many more there are."""
-    named = ", ".join(map(shown_path, files[:3]))
-    return named + (f" and {len(files) - 3} more images" if len(files) > 3 else "")
 
 
 def unreadable_sentence(files: dict[Path, str]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
-from dml.errors import Unfaithful, UserError
+from dml.errors import Unfaithful, UserError, some
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import ENDS
 from dml.evaluation.rounding import rank_bounds
@@ -35,8 +35,6 @@ FIGURE = 2e-3  # how far a figure may be off because of rounding
 SHARES, QUERIES_OFF = re.compile(r"(.*/)?(recall|precision)@\d+(/.*)?"), 2
 
 EXACT = 1e-9  # how far a figure may be off from the mean of the recorded ranks
-
-SHOWN = 5  # names that a sentence lists
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _which(file: Path, tensors: Mapping[str, str]) -> str:
     except UserError:
         return " and cannot be read"
     names = sorted(name for name in tensors.keys() | now.keys() if tensors.get(name) != now.get(name))
-    return f": {_some(names)}" if names else ""
+    return f": {some(names)}" if names else ""
 
 
 def _card(place: Path, metrics: Mapping[str, float]) -> Iterator[str]:
@@ -224,7 +222,7 @@ def _again(
     if wrong_figures:
         name = wrong_figures[0]
         differences.append(
-            f"{len(wrong_figures)} of {len(compared)} figures are not what the weights give: {_some(wrong_figures)} "
+            f"{len(wrong_figures)} of {len(compared)} figures are not what the weights give: {some(wrong_figures)} "
             f"({name} is {scores[name]:.6g}, recorded {metrics[name]:.6g})"
         )
     return differences, _summary(
@@ -270,7 +268,3 @@ def junk(cameras: np.ndarray, query: Embedded, gallery: Embedded) -> Callable[[t
 
 def _unit(embedded: Embedded) -> torch.Tensor:
     return torch.nn.functional.normalize(embedded.embeddings.flatten(1), dim=1)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -100,19 +100,15 @@ def kept(experiment: Experiment) -> list[ByClass]:
     return [one for one in found if (one.row, one.part, one.key, one.seed) in current]
 
 
-def keep_classes(name: str, found: Iterable[ByClass]) -> None:
-    """Adds trainings to those that are kept of an experiment, in place of those of the same row, part, changes, seed.
-
-    Args:
-        name: of the experiment; what is recorded of it is read here, since another process may have recorded meanwhile.
-    """
+def keep_classes(experiment: Experiment, found: Iterable[ByClass]) -> None:
+    """Adds trainings to those that are kept, in place of those of the same row, part, changes and seed."""
 
     def place(one: ByClass) -> tuple[Any, ...]:
         return one.row, one.part, tuple(one.changes), one.seed
 
-    with alone(read_experiment(name).record.parent / ".lock"):
-        experiment = read_experiment(name)
-        every = {place(one): one for one in (*kept(experiment), *found)}
+    with alone(experiment.record.parent / ".lock"):
+        before = kept(read_experiment(experiment.name))  # another process may have recorded meanwhile
+        every = {place(one): one for one in (*before, *found)}
         lines = [json.dumps(asdict(one), ensure_ascii=False) for one in every.values()]
         write_atomically(_file(experiment), "".join(f"{line}\n" for line in lines))
 

@@ -114,13 +114,12 @@ class Differences:
 def differences(experiment: Experiment) -> list[Differences]:
     """Returns, for each metric that was compared, the differences of all rows, all parts beside one another."""
     found: dict[str, dict[tuple[str, str], Compared]] = {}
-    for one in experiment.compared:
+    parts = list(experiment.parts)
+    for one in sorted(experiment.compared, key=lambda one: parts.index(one.part)):
         found.setdefault(one.metric, {})[one.row, " ".join([one.part, *one.changes])] = one
     tables = []
     for name, by_place in found.items():
         compared, places = (list(dict.fromkeys(names)) for names in zip(*by_place, strict=True))
-        parts = list(experiment.parts)
-        places.sort(key=lambda place: min(i for i, part in enumerate(parts) if place.startswith(part)))
         table = {row: [by_place.get((row, one)) for one in places] for row in experiment.rows if row in compared}
         tables.append(Differences(metric(name).title, places, table))
     return tables

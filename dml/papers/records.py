@@ -156,7 +156,7 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
         trainings = _with_seeds(experiment, changes, out)
-        keep_classes(experiment.name, [by_class(one, folder_of(one, out), changes) for one in trainings])
+        keep_classes(experiment, [by_class(one, folder_of(one, out), changes) for one in trainings])
         keep(experiment, compared=compare_rows(read_experiment(experiment.name)))
         if (picture := comparison(read_experiment(experiment.name))) is not None:
             path = experiment.record.with_suffix(".png")
