@@ -153,7 +153,7 @@ write_gallery(Path(sys.argv[1]), [Path(sys.argv[2])], out, batch_size=2, device=
 """
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_kill_at_the_end_costs_nothing(run: Path, tmp_path: Path, call: Call, before: bool) -> None:
     """Not even if there is an older gallery, of fewer images."""
     files = photographs(tmp_path / "photos")

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,6 +89,28 @@ def test_a_part_that_hangs_ends_with_all_its_processes() -> None:
             return  # ended, and nobody's child any more
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{child.value:.0f}")
+
+
+def test_what_was_measured_is_kept_if_the_check_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    started = (
+        "from pathlib import Path; from dml.bench.check import check; from tests.test_smoke import SHORT, stand_ins; "
+        f"check(False, 1, [], Path({str(path)!r}), SHORT, stand_ins('good', 'hanging'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", started], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 100
+        while "hanging" not in kept.read(path) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+    found = kept.read(path)
+    assert [one.name for one in kept.figures_of(found["good"])] == ["speed", "ratio"]
+    assert found["good"]["remarks"] == [{"kind": LEFT_OUT, "sentence": "what is not here."}]
+    assert [one.name for one in kept.figures_of(found["hanging"])] == ["child"]
+    assert found["hanging"]["remarks"][0]["sentence"].startswith("what comes after this: it was not done")
 
 
 def test_what_does_not_fit_is_said_to_be_left_out() -> None:

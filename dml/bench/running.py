@@ -83,7 +83,8 @@ def carry_out(
         parts: name -> the function that measures the part, as `module:function`.
 
     Yields:
-        Name and outcome of each part, as soon as it is done.
+        Name and outcome of each part once it is done, and before that whenever it has measured something, then with a
+        remark that it is not done. So what was measured can be kept even if this process is killed.
     """
     end = time.monotonic() + seconds
     with TemporaryDirectory(prefix="dml-smoke-") as folder:
@@ -98,30 +99,40 @@ def carry_out(
             most = min(left, PATIENCE * needed) if needed else left
             if name == "throughput":  # its networks are left out one by one
                 most = left
-            outcome = _one(parts[name], Task(sizes, own, time.monotonic() + most))
+            outcome = Outcome()
+            for outcome in _one(parts[name], Task(sizes, own, time.monotonic() + most)):
+                yield name, outcome
             print(f" {outcome.seconds:.0f} s", file=sys.stderr, flush=True)
             for line in outcome.printed:
                 print(f"    {line}", file=sys.stderr)
-            yield name, outcome
 
 
-def _one(function: str, task: Task) -> Outcome:
-    """Runs a part in a process of its own, and kills it with all its child processes if it is not done in time."""
-    began, outcome = time.monotonic(), Outcome()
+def _one(function: str, task: Task) -> Iterator[Outcome]:
+    """Runs a part in a process of its own, and kills it with all its child processes if it is not done in time.
+
+    Yields:
+        What it has measured, whenever that is more; at last its outcome.
+    """
+    began = time.monotonic()
     records, log = task.folder / "records.jsonl", task.folder / "log.txt"
     records.touch()
     log.touch()
     with started_from_here():
         process = mp.get_context("spawn").Process(target=_child, args=(function, task))
         process.start()
+    lines = 0
     try:
-        process.join(max(0.0, task.left()))
+        while process.is_alive() and task.left() > 0:
+            process.join(min(1.0, task.left()))
+            outcome = _measured(records, began)
+            if len(outcome.figures) + len(outcome.remarks) > lines:
+                lines = len(outcome.figures) + len(outcome.remarks)
+                outcome.add(Remark(LEFT_OUT, "what comes after this: it was not done yet when this was written."))
+                yield outcome
         over = process.is_alive()
     finally:
         _end(process)
-    for line in records.read_text().splitlines():
-        outcome.add(of_json(json.loads(line)))
-    outcome.seconds = time.monotonic() - began
+    outcome = _measured(records, began)
     if over:
         outcome.add(Remark(FAILED, f"was not done after {outcome.seconds:.0f} s and was stopped."))
     elif process.exitcode and not outcome.failed:
@@ -130,6 +141,15 @@ def _one(function: str, task: Task) -> Outcome:
         outcome.add(Remark(FAILED, f"its process ended {how}."))
     if outcome.failed:
         outcome.printed = log.read_text(errors="replace").splitlines()[-LINES:]
+    yield outcome
+
+
+def _measured(records: Path, began: float) -> Outcome:
+    """Reads what a part has measured, without a line that is being written."""
+    outcome = Outcome(seconds=time.monotonic() - began)
+    for line in records.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            outcome.add(of_json(json.loads(line)))
     return outcome
 
 

@@ -358,6 +358,7 @@ def test_a_configuration_builds_on_the_miniature(
     assert len(rows) == len(set(rows.tolist())) == sum(len(b["label"]) for b in parts.data.eval_dataloader(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_abe_trains_on_cars(configure: Configure, tmp_path: Path) -> None:
     MAKERS["cars196"](tmp_path / "data" / "cars196")

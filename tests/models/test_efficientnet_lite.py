@@ -88,6 +88,7 @@ def classes(images: Tensor) -> list[int]:
     return (pooled @ state["_fc.weight"].T + state["_fc.bias"]).argmax(1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_cars_are_vehicles(data_dir: Path) -> None:
     files = sorted((data_dir / "cars196" / "cars_test").glob("*.jpg"))[::200]
@@ -95,6 +96,7 @@ def test_cars_are_vehicles(data_dir: Path) -> None:
     assert sum(one in VEHICLES for one in found) / len(files) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_birds_are_birds_of_their_species(data_dir: Path) -> None:
     chosen = [(file, number) for name, number in SPECIES.items() for file in _some(data_dir / "birds100" / name)]

@@ -26,7 +26,7 @@ FILES = {
     for path in sorted((CONF / "backbone").glob("*.yaml"))
     if "model_name" in OmegaConf.load(path)
 }
-LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base")  # in other sizes
+LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base", "swin_tiny", "convnext_tiny")  # in other sizes
 READY = [pytest.param(name, {}, marks=pytest.mark.slow if name in LIKE_OTHERS else (), id=name) for name in FILES]
 SHALLOW = {"clip_base": {"depth": 2}, "dinov2_base": {"depth": 2}}
 OTHERS = {  # timm's name: options
