@@ -1,6 +1,8 @@
 """Rows that are tuned before they are trained."""
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +89,51 @@ def test_a_row_is_trained_with_what_its_search_found(
     page = write_page([again], tmp_path / "page").read_text()
     assert "lr=9: failed" in page
     assert "lr=2e-3 method.M=2" in page
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_two_processes_do_not_share_the_trials_of_a_search(
+    little: Experiment,
+    configure: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    jobs: int,
+) -> None:
+    """The second one waits, and takes what the first one found."""
+    wanted, out = searches(little, ["ABE"]), tmp_path / "not made yet" / "out"
+    started, finish, carried_out = threading.Event(), threading.Event(), []
+
+    def carry_out(*_: object) -> int:
+        carried_out.append(threading.current_thread().name)
+        started.set()
+        assert finish.wait(60)
+        searched(wanted[0], out, configure, 0.1, 0.3)
+        return 0
+
+    monkeypatch.setattr(actions, "_wait_for", carry_out)
+    monkeypatch.setattr(actions, "carry_out", carry_out)
+    found: dict[str, Experiment] = {}
+
+    def tune() -> None:
+        found[threading.current_thread().name] = actions._tune(little, wanted, [], out, jobs)
+
+    both = [threading.Thread(target=tune, name=name) for name in ("first", "second")]
+    both[0].start()
+    assert started.wait(60)
+    both[1].start()
+    deadline = time.monotonic() + 60
+    said = ""
+    while "ABE: another process carries out this search; waiting for it." not in said:
+        assert time.monotonic() < deadline
+        said += capsys.readouterr().out
+        time.sleep(0.02)
+    finish.set()
+    for one in both:
+        one.join(60)
+    assert carried_out == ["first"]
+    assert [one.tuned[0].chosen for one in found.values()] == [["lr=2e-3", "method.M=2"]] * 2
+    assert not list(out.glob(".*"))
 
 
 def test_a_search_in_another_way_is_another(little: Experiment) -> None:

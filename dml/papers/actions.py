@@ -7,8 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
+from dml.files import alone
 from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.experiment import Experiment, Search, Training
@@ -255,16 +256,37 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
         return experiment
     _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
     print(f"Searches: {len(wanted)}, of {wanted[0].trials} trials each.", flush=True)
-    if jobs > 1:
-        carry_out([job_of_search(one, out) for one in wanted], jobs)
-    for search in wanted:
-        if jobs == 1:
-            with started_from_here():
-                code = _wait_for(command_of_search(search, out))
-            if code == MISTAKE:  # with 1 a trial failed: the record tells which
-                raise SystemExit(MISTAKE)
-        keep(experiment, tuned=[tuned(search, changes, out)])
+    for some in [wanted] if jobs > 1 else [[one] for one in wanted]:
+        with _alone_with(experiment, some, changes, out) as left:
+            if left and jobs > 1:
+                carry_out([job_of_search(one, out) for one in left], jobs)
+            elif left:
+                with started_from_here():
+                    code = _wait_for(command_of_search(left[0], out))
+                if code == MISTAKE:  # with 1 a trial failed: the record tells which
+                    raise SystemExit(MISTAKE)
+            for search in left:
+                keep(experiment, tuned=[tuned(search, changes, out)])
     return read_experiment(experiment.name)
+
+
+@contextmanager
+def _alone_with(
+    experiment: Experiment, wanted: Sequence[Search], changes: Sequence[str], out: Path
+) -> Iterator[list[Search]]:
+    """Keeps other processes on this folder from the same searches meanwhile, waits for those that carry out one now,
+    and gives the searches that they have not recorded by then. Two that took turns at the trials of one search would
+    refuse each other's, and count them as failed."""
+    with ExitStack() as held:
+        out.mkdir(parents=True, exist_ok=True)
+        for one in sorted(wanted, key=lambda one: one.key):  # in one order, so that no two wait for each other
+
+            def wait(row: str = one.row) -> None:
+                print(f"{row}: another process carries out this search; waiting for it.", flush=True)
+
+            held.enter_context(alone(out / f".{one.key}.lock", wait))
+        now = read_experiment(experiment.name)
+        yield [one for one in wanted if now.chosen(now.rows[one.row], changes) is None]
 
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:
