@@ -7,8 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from tqdm import tqdm
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
-from dml.files import alone
 from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
 from dml.papers.experiment import Experiment, Search, Training
@@ -31,7 +30,7 @@ from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import checked, commands, each_once, finished, job_of, lacking, seconds_of
-from dml.papers.tuning import command_of_search, example, job_of_search, searches, tuned
+from dml.papers.tuning import alone_with, command_of_search, example, job_of_search, searches, tuned
 from dml.process import duration, started_from_here
 from dml.runs.provenance import add_start, hardware
 
@@ -257,7 +256,7 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
     _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
     print(f"Searches: {len(wanted)}, of {wanted[0].trials} trials each.", flush=True)
     for some in [wanted] if jobs > 1 else [[one] for one in wanted]:
-        with _alone_with(experiment, some, changes, out) as left:
+        with alone_with(experiment, some, changes, out) as left:
             if left and jobs > 1:
                 carry_out([job_of_search(one, out) for one in left], jobs)
             elif left:
@@ -268,25 +267,6 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
             for search in left:
                 keep(experiment, tuned=[tuned(search, changes, out)])
     return read_experiment(experiment.name)
-
-
-@contextmanager
-def _alone_with(
-    experiment: Experiment, wanted: Sequence[Search], changes: Sequence[str], out: Path
-) -> Iterator[list[Search]]:
-    """Keeps other processes on this folder from the same searches meanwhile, waits for those that carry out one now,
-    and gives the searches that they have not recorded by then. Two that took turns at the trials of one search would
-    refuse each other's, and count them as failed."""
-    with ExitStack() as held:
-        out.mkdir(parents=True, exist_ok=True)
-        for one in sorted(wanted, key=lambda one: one.key):  # in one order, so that no two wait for each other
-
-            def wait(row: str = one.row) -> None:
-                print(f"{row}: another process carries out this search; waiting for it.", flush=True)
-
-            held.enter_context(alone(out / f".{one.key}.lock", wait))
-        now = read_experiment(experiment.name)
-        yield [one for one in wanted if now.chosen(now.rows[one.row], changes) is None]
 
 
 def _possible(trainings: Sequence[Training]) -> list[Training]:

@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -10,8 +11,10 @@ from hydra.core.override_parser.types import ChoiceSweep
 
 from dml.configuration.composition import folder_option
 from dml.errors import UserError
+from dml.files import alone
 from dml.launch.at_once import Job
 from dml.launch.job import objective
+from dml.papers.catalogue import read_experiment
 from dml.papers.experiment import Experiment, Search
 from dml.papers.measured import Trial, Tuned
 from dml.runs.collecting import leaves
@@ -52,6 +55,34 @@ def job_of_search(search: Search, out: Path) -> Job:
     """Returns the job that runs a search beside others."""
     name = f"{search.experiment}, {search.row}, search"
     return Job(name, command_of_search(search, out), out / search.key / OUTPUT)
+
+
+@contextmanager
+def alone_with(
+    experiment: Experiment, wanted: Sequence[Search], changes: Sequence[str], out: Path
+) -> Iterator[list[Search]]:
+    """Keeps other processes from the same searches meanwhile. It waits for those that carry out one now.
+
+    Two processes that took turns at the trials of one search would refuse each other's, and count them as failed.
+
+    Args:
+        wanted: of this experiment.
+        changes: overrides that the searches are started with, beside those of their rows.
+        out: the folder of the trainings, which the processes share. It is made if it is not there.
+
+    Yields:
+        Those of `wanted` that no other process has recorded by then.
+    """
+    with ExitStack() as held:
+        out.mkdir(parents=True, exist_ok=True)
+        for one in sorted(wanted, key=lambda one: one.key):  # in one order, so that no two wait for each other
+
+            def wait(row: str = one.row) -> None:
+                print(f"{row}: another process carries out this search; waiting for it.", flush=True)
+
+            held.enter_context(alone(out / f".{one.key}.lock", wait))
+        now = read_experiment(experiment.name)
+        yield [one for one in wanted if now.chosen(now.rows[one.row], changes) is None]
 
 
 def tuned(search: Search, changes: Sequence[str], out: Path) -> Tuned:
