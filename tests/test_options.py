@@ -21,12 +21,19 @@ CHOICES = [
     for group in GROUPS
     for file in sorted((CONF / group).rglob("*.yaml"))
 ]
-TUNED = ["+tuned={c2:{pos_margin:0.2,neg_margin:0.3},ms:{alpha:2,beta:40,lambda:0.5},triplet:0.1,xbm:1600}"]
+# Set once a configuration is composed, so that its choice of files is kept for the next one.
+TUNED = {
+    "c2": {"pos_margin": 0.2, "neg_margin": 0.3},
+    "ms": {"alpha": 2, "beta": 40, "lambda": 0.5},
+    "triplet": 0.1,
+    "xbm": 1600,
+}
 
 
 def composed(*overrides: str) -> DictConfig:
-    config = compose(*overrides, *TUNED)
+    config = compose(*overrides)
     OmegaConf.set_struct(config, False)
+    config.tuned = TUNED
     return config
 
 
