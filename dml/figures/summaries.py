@@ -176,7 +176,8 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
         base: name of the method that the others are compared with.
     """
     longest = max(len(rows) for rows in parts.values())
-    figure = canvas(4.4 * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
+    widest = max(len(row.name) for rows in parts.values() for row in rows)
+    figure = canvas(max(4.4, 1.9 + 0.066 * widest) * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
         above, below = axes
         for at, row in enumerate(rows):

@@ -281,3 +281,14 @@ def test_object_regions_show_what_each_scale_sees() -> None:
         np.testing.assert_allclose(picture, expected.permute(1, 2, 0), atol=1e-6)
     np.testing.assert_allclose(shown[1], images[1].permute(1, 2, 0), atol=1e-5)  # the whole image
     assert all(len(axes.patches) == 0 for axes in grid[:, 4])
+
+
+@pytest.mark.parametrize("name", ["ABE-4", "DeML(1,4), one layer, the comparison's settings, without the adversary"])
+def test_names_of_methods_leave_room_for_the_axes(name: str) -> None:
+    rows = [summaries.MethodPoint("baseline", [0.5], None), summaries.MethodPoint(name, [0.4], (-0.1, -0.2, -0.05))]
+    drawn = summaries.methods({"Cars196": rows}, "Recall@1", "baseline")
+    drawn.canvas.draw()
+    for axes in drawn.axes:
+        label = axes.xaxis.label.get_window_extent()
+        assert drawn.bbox.x0 <= label.x0
+        assert label.x1 <= drawn.bbox.x1
