@@ -22,8 +22,8 @@ CONF = next(folder / "conf" for folder in (_PACKAGE, _PACKAGE.parent) if (folder
 def composed(*overrides: str) -> DictConfig:
     """Composes the configuration that `python -m dml.run OVERRIDES` would run.
 
-    Hydra needs a quarter of a second for a choice of files, and hundreds of configurations share a choice: it is kept,
-    and values are set in a copy, as Hydra sets them.
+    Hydra needs most of its time for the choice of files, which hundreds of configurations share: it is kept, and values
+    are set in a copy, as Hydra sets them.
 
     Raises:
         HydraException: there is no such option or file, or an override cannot be read.

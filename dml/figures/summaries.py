@@ -177,7 +177,8 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
     """
     longest = max(len(rows) for rows in parts.values())
     widest = max(len(row.name) for rows in parts.values() for row in rows)
-    figure = canvas(max(4.4, 1.9 + 0.066 * widest) * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
+    column = max(4.4, 1.9 + 0.066 * widest)  # inches: the axes, and a letter of the longest name
+    figure = canvas(column * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
         above, below = axes
         for at, row in enumerate(rows):
