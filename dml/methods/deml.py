@@ -21,7 +21,7 @@ from dml.errors import UserError
 from dml.figures.maps import attention_plot, object_regions
 from dml.figures.plot import Plot
 from dml.losses import functional
-from dml.methods.balance import STEPS, Balance
+from dml.methods.balance import ratios
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
@@ -148,8 +148,8 @@ class DeML(Method):
         adversary: `grl`: eq. 4 behind a gradient reversal layer; `hinge`: half the square of 2 minus the distance of
             two learners (the released code, with weight 0.2); or `none`.
         lambda_adv: weight of eq. 4 (lambda_0), or of the hinge.
-        balance: `lambda_adv` is the ratio of this loss's gradient to the metric loss's (see `Balance`), and not the
-            weight of eq. 4 as printed.
+        balance: `lambda_adv` is, in each scale and at each step, the ratio of this loss's gradient to the metric
+            loss's (see `ratios`), and not the weight of eq. 4 as printed.
         adversary_width: width of the adversary's layer, at least that of a learner; None: twice that of a learner.
         object_layers: stages on whose maps object attention walks; None: the last one, and the last one of a higher
             resolution if there is one (GoogLeNet: inception4e and inception5b, as in the paper).
@@ -208,8 +208,7 @@ class DeML(Method):
             check_value("method.adversary_width", width, Annotated[int, Field(ge=d, le=65536)])
         super().__init__(normalize=backbone.normalize, losses=[loss(d) for _ in range(I * J)], **options)
         self.I, self.J, self.adversary, self.lambda_adv = I, J, adversary, lambda_adv
-        self.shared_head = shared_head
-        self.balance = Balance() if balance and lambda_adv and adversary != "none" and J > 1 else None
+        self.balance = balance
         branch = branch or backbone.branch
         layers = _object_layers(backbone, object_layers)
         self.scales = nn.ModuleList()
@@ -267,30 +266,22 @@ class DeML(Method):
             name, seen = "adversary", output.auxiliary["played"]
         elif self.adversary != "hinge" or self.J == 1:
             return terms
-        side = self._apart(seen)
-        if self.balance is not None:
-            at, there = seen, side
-            if self.shared_head and self.global_step < STEPS:
-                # Learners that share a layer start nearly alike, where this loss has nearly no gradient. The weight
-                # is that of learners with layers of their own: the dimensions of each are moved round.
-                at = torch.stack([one.roll(j, -1) for j, one in enumerate(seen.unbind(1))], 1)
-                there = self._apart(at)
-            self.balance.measure(metric, output.raw, there, at, self.global_step)
-            side = self.balance.weight * side
-        terms[name] = self.lambda_adv * side
+        of_scales = self._apart(seen)
+        if self.balance:
+            # At each step, since learners that share a layer start nearly alike, where this loss has nearly no
+            # gradient. In each scale, since one whose learners differ already would hide another whose do not.
+            of_scales = of_scales * ratios(metric, output.raw, of_scales.sum(), seen, self.I)
+        terms[name] = self.lambda_adv * of_scales.sum()
         return terms
 
     def _apart(self, outputs: Tensor) -> Tensor:
-        """Computes what keeps the learners of a scale apart from raw outputs `[B,I*J,d]`: eq. 4, or the hinge."""
+        """Computes what keeps the learners of each scale apart, `[I]`, from raw outputs `[B,I*J,d]`: eq. 4 or hinge."""
         unit = F.normalize(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), dim=-1)
         of_scales = unit.unflatten(1, (self.I, self.J)).unbind(1)
         if not self.adversaries:
-            return torch.stack([functional.repulsion(e) for e in of_scales]).sum()
+            return torch.stack([functional.repulsion(e) for e in of_scales])
         played = [net(functional.reverse(e)) for net, e in zip(self.adversaries, of_scales, strict=True)]
-        return torch.stack([functional.discrepancy(one) for one in played]).sum()
-
-    def on_step_end(self, step: int) -> dict[str, float]:
-        return {} if self.balance is None else self.balance.figures(step)
+        return torch.stack([functional.discrepancy(one) for one in played])
 
     def attention(self, images: Tensor) -> Tensor:
         """Computes the first scale's channel attention proposals `[B,J,C,h,w]` of normalised images (Fig. 4b)."""
