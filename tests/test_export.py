@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.export import Dim
 
 from dml.errors import UserError
 from dml.export import main
@@ -20,6 +21,7 @@ from dml.files import write_network
 from dml.inference import export as exporting
 from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_onnx, run_torch, traced
 from dml.methods.base import Method
+from dml.models.attention import ObjectAttention
 from dml.runs.provenance import add_start
 from tests.components import but_slow
 from tests.runs import untrained_run
@@ -66,6 +68,16 @@ def test_onnx_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) ->
     check(run_onnx(tmp_path / "model.onnx"), method_of(*options(name)))
     (shape,) = (node.type.tensor_type.shape for node in onnx.load(tmp_path / "model.onnx").graph.input)
     assert [size.dim_param or size.dim_value for size in shape.dim] == ["batch", 3, SIZE, SIZE]
+
+
+@pytest.mark.parametrize("locality", [None, 0.15])
+def test_onnx_of_object_attention(tmp_path: Path, locality: float | None) -> None:
+    """Without the rest of DeML, which takes a minute to export: an operator that writes into a view fails."""
+    attention = ObjectAttention(locality)
+    program = torch.export.export(attention, (torch.zeros(2, 3, 4, 5),), dynamic_shapes=({0: Dim("batch", min=1)},))
+    (tmp_path / "model.onnx").write_bytes(as_onnx(program))
+    maps = torch.rand(5, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(run_onnx(tmp_path / "model.onnx")(maps), attention(maps), atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow

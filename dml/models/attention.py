@@ -97,8 +97,8 @@ def _walked(maps: Tensor, steps: int, locality: float | None) -> Tensor:
     features = features - features.mean(1, keepdim=True)  # small distances are then exact too
     squared = features.square().sum(-1)
     squared = squared[:, :, None] + squared[:, None, :] - 2 * features @ features.mT
-    squared.diagonal(dim1=1, dim2=2).zero_()
-    weights = squared.where(squared > 1e-9 * size, 0).sqrt()  # smaller ones are rounding errors
+    others = ~torch.eye(squared.shape[1], dtype=torch.bool, device=maps.device)
+    weights = squared.where(others & (squared > 1e-9 * size), 0).sqrt()  # smaller ones are rounding errors
     if locality is not None:
         weights = weights * _nearness(maps.shape[2], maps.shape[3], locality, maps.device)
     leaving = weights.sum(2, keepdim=True)
