@@ -502,7 +502,10 @@ def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: P
         (["run", "abe", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["run", "abe/table4", "--parts", "CUBS"], "has no part 'CUBS': did you mean CUB"),
         (["run", "abe", "--parts", "CUB"], "--parts is for one experiment"),
-        (["run", "comparison/cars196", "--rows", "pytorch-metric-learning", "--parts", "MLRC"], "have no training in"),
+        (
+            ["run", "comparison/cars196", "--rows", "pytorch-metric-learning, falling rate", "--parts", "MLRC"],
+            "have no training in",
+        ),
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is not possible: use --seeds instead"),
         (["record", "abe/table2", "--set", "paths.data_dir=x"], "=x is not possible: use --out, or DML_DATA and"),
