@@ -171,6 +171,8 @@ def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
         raise ValueError(f"the row '{said['name']}' has both overrides: and command:")
     if said.get("overrides") is None and said.get("search"):
         raise ValueError(f"the row '{said['name']}' has search:, but no overrides:")
+    if said.get("command") is None and said.get("smoke"):
+        raise ValueError(f"the row '{said['name']}' has smoke:, but no command:")
     return Row(
         str(said["name"]),
         said.get("overrides"),
