@@ -14,7 +14,7 @@ from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training import run as train
 from dml.training.compiling import compile_steps
-from tests.components import but_slow, components
+from tests.components import but_slow, components, on_transformers
 from tests.conftest import TINY
 
 pytestmark = [
@@ -45,23 +45,23 @@ def nothing_kept() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def step_of(method: Method, learners: Callable[[Tensor], Any]) -> dict[str, Tensor | None]:
+def step_of(method: Method, learners: Callable[[Tensor], Any], side: int = 32) -> dict[str, Tensor | None]:
     """What two steps leave: outputs, gradients, buffers."""
     draw = torch.Generator().manual_seed(1)
     for _ in range(2):
         method.zero_grad()
-        output = learners(method.normalized(torch.rand(4, 3, 32, 32, generator=draw)))
+        output = learners(method.normalized(torch.rand(4, 3, side, side, generator=draw)))
         if output.raw.requires_grad:
             (output.embeddings * torch.linspace(-1, 1, output.raw.shape[-1])).sum().backward()
     left: dict[str, Tensor | None] = {"raw": output.raw.detach(), **output.auxiliary, **dict(method.named_buffers())}
     return left | {f"gradient of {name}": parameter.grad for name, parameter in method.named_parameters()}
 
 
-def assert_one_graph(method_of: MethodOf, *options: str, backend: str = "eager") -> None:
+def assert_one_graph(method_of: MethodOf, *options: str, backend: str = "eager", side: int = 32) -> None:
     method = method_of(*options)
-    expected = step_of(method, method.learners)
+    expected = step_of(method, method.learners, side)
     method = method_of(*options)
-    found = step_of(method, torch.compile(method.learners, fullgraph=True, dynamic=False, backend=backend))
+    found = step_of(method, torch.compile(method.learners, fullgraph=True, dynamic=False, backend=backend), side)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_a_method_is_one_graph(method_of: MethodOf, name: str) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in components("head")])
 def test_a_head_is_one_graph(method_of: MethodOf, name: str) -> None:
-    assert_one_graph(method_of, "method=baseline", f"head={name}", "loss=abe_contrastive")
+    assert_one_graph(method_of, "method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name))
 
 
 @pytest.mark.slow
@@ -85,7 +85,8 @@ def test_gradients_of_a_graph(method_of: MethodOf, options: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", components("backbone"))
 def test_a_backbone_is_one_graph(method_of: MethodOf, name: str) -> None:
-    assert_one_graph(method_of, "method=baseline", f"backbone={name}", "backbone.weights=none")
+    side = 28 if name.startswith("dinov2") else 32  # its patches have 14 pixels
+    assert_one_graph(method_of, "method=baseline", f"backbone={name}", "backbone.weights=none", side=side)
 
 
 def test_a_break_is_an_error(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:

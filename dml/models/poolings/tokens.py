@@ -31,4 +31,4 @@ class ClassTokenAndAverage(ClassToken):
     times = 2
 
     def forward(self, features: Tensor) -> Tensor:
-        return torch.cat([super().forward(features), features.as_subclass(Tensor).mean((2, 3), keepdim=True)], dim=1)
+        return torch.cat([super().forward(features), features.mean((2, 3), keepdim=True)], dim=1)
