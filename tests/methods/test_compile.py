@@ -70,8 +70,9 @@ def test_a_method_is_one_graph(method_of: MethodOf, name: str) -> None:
     assert_one_graph(method_of, f"method={name}")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in components("head")])
+@pytest.mark.parametrize("name", but_slow("head", *(name for name in components("head") if name != "cls_avg")))
 def test_a_head_is_one_graph(method_of: MethodOf, name: str) -> None:
+    """One that sees both the class token and the map is tried always."""
     assert_one_graph(method_of, "method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name))
 
 
