@@ -1,6 +1,7 @@
 """Every YAML of conf/backbone against the contract of `Backbone`, and each architecture against another source."""
 
 import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,15 @@ def instantiate(path: Path, **overrides: Any) -> Backbone:
     return hydra.utils.instantiate(config.backbone)
 
 
-def build(path: Path, **overrides: str) -> Backbone:
-    """As the YAML says, but untrained and shallow, and of timm its smallest model."""
-    return instantiate(path, **overrides, **SHALLOW.get(path.stem, {}))
+@functools.cache
+def untouched(path: Path) -> Backbone:
+    return instantiate(path, **SHALLOW.get(path.stem, {}))
+
+
+def build(path: Path) -> Backbone:
+    """As the YAML says, but untrained and shallow, and of timm its smallest model: a copy, since weights take long to
+    draw."""
+    return copy.deepcopy(untouched(path))
 
 
 def fitting(size: int, path: Path) -> int:

@@ -1,7 +1,7 @@
 """The transport problem of GSP against its conditions, literal loops and finite differences."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -58,28 +58,28 @@ def bisected(cost: Tensor, mu: float, eps: float) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(kept), torch.as_tensor(plan)
 
 
-@pytest.mark.parametrize("kind", ["distances", "two values", "uniform"])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 4), (64, 49), (8, 256)])
-def test_newton_solves_the_problem_in_single_precision(kind: str, m: int, n: int) -> None:
-    cost = costs(kind, m, n, batch=6)
-    for mu, eps in itertools.product(MUS, EPS):
+def assert_solved(kinds: list[str], m: int, n: int, batch: int, mus: Sequence[float], epses: Sequence[float]) -> None:
+    """All kinds at once: each image is a problem of its own."""
+    cost = torch.cat([costs(kind, m, n, batch) for kind in kinds])
+    for mu, eps in itertools.product(mus, epses):
         found, wanted = transport_plan(cost, mu, eps), bisected(cost, mu, eps)
         for ours, exact in zip(found, wanted, strict=True):
             # Of each location's mass 1/n, which is what weights are made of.
-            assert n * (ours - exact).abs().max() < 1e-6, (mu, eps)
+            apart = n * (ours - exact).abs().reshape(len(kinds), -1).amax(1)
+            assert apart.max() < 1e-6, (mu, eps, dict(zip(kinds, apart.tolist(), strict=True)))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 4), (64, 49), (8, 256)])
+def test_newton_solves_the_problem_in_single_precision(m: int, n: int) -> None:
+    assert_solved(["distances", "two values", "uniform"], m, n, 6, MUS, EPS)
 
 
 SHAPES = [(1, 1), (1, 2), (2, 9), (128, 49), (16, 196)]
 
 
-@pytest.mark.parametrize("kind", ["distances", "two values", "uniform", *PLACED])
 @pytest.mark.parametrize(("m", "n"), [*SHAPES, *(pytest.param(m, 3136, marks=pytest.mark.slow) for m in (1, 128))])
-def test_its_steps_are_enough_at_the_ends_of_every_range(kind: str, m: int, n: int) -> None:
-    cost = costs(kind, m, n, batch=2)
-    for mu, eps in itertools.product(MORE_MUS, MORE_EPS):
-        found, wanted = transport_plan(cost, mu, eps), bisected(cost, mu, eps)
-        for ours, exact in zip(found, wanted, strict=True):
-            assert n * (ours - exact).abs().max() < 1e-6, (mu, eps)
+def test_its_steps_are_enough_at_the_ends_of_every_range(m: int, n: int) -> None:
+    assert_solved(["distances", "two values", "uniform", *PLACED], m, n, 2, MORE_MUS, MORE_EPS)
 
 
 def test_fewer_steps_are_not_enough() -> None:
