@@ -13,6 +13,11 @@ BENCH = FOLDER / "bench"
 WITH_OUT = sorted(
     {training.overrides[0] for one in find(["all"]) for training in one.trainings(seeds=[0]) if training.script}
 )
+NEEDED = {
+    "repairs": ["--row", "a row"],
+    "rounding": ["--row", "a row", "--instructions", "avx2"],
+    "starts": ["--row", "a row"],
+}
 
 
 def call(script: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -31,8 +36,7 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(
 ) -> None:
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "out"
-    given = ["--row", "a row"] if script.endswith("repairs.py") else []
-    assert call(script, *given, "--out", str(out), monkeypatch=monkeypatch) == 2
+    assert call(script, *NEEDED.get(Path(script).stem, ()), "--out", str(out), monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err == f"dml: --out={out} cannot be written (Not a directory): choose a folder.\n"
 
 
