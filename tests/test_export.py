@@ -133,6 +133,11 @@ def test_it_says_from_which_weights_the_training_started(
     add_start(run, ["python"], "here", {"weights": source})
     exporting.export(run, tmp_path / "out", ())
     assert json.loads((tmp_path / "out" / "model.json").read_text())["started_from"] == source
+    assert exporting.export(tmp_path / "out", tmp_path / "again", ())["started_from"] == source
+    (tmp_path / "out" / "model.json").write_text("[1")
+    with pytest.raises(UserError, match=r"model\.json is damaged"):
+        exporting.export(tmp_path / "out", tmp_path / "torn", ())
+    assert not (tmp_path / "torn").exists()
 
 
 def test_what_computes_something_else_is_removed(

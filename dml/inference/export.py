@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from dml.data.transforms import Transform
 from dml.errors import Unfaithful, UserError
-from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, holds_network, write_atomically, write_network
+from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, holds_network, read_json, write_atomically, write_network
 from dml.inference.embedding import Trained
 from dml.inference.vectors import writable
 from dml.methods.base import Method
@@ -275,8 +275,12 @@ def export(
 
 
 def _started_from(run: Path) -> dict[str, Any] | str:
-    """Returns file, digest and licence of the weights from which a training started, as its `provenance.json` says."""
+    """Returns file, digest and licence of the weights from which a training started, as its `provenance.json` says, or
+    what an export of it says."""
     starts = provenance.starts(run)
+    if not starts and (run / ABOUT).exists():
+        about = read_json(run / ABOUT)
+        return about.get("started_from", "unknown") if isinstance(about, dict) else "unknown"
     found: list[dict[str, Any]] = [start["weights"] for start in starts if isinstance(start.get("weights"), dict)]
     return found[-1] if found else "random weights" if starts else "unknown"
 
