@@ -5,6 +5,7 @@ All functions also work in a single process. Lightning's `all_gather(sync_grads=
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -79,10 +80,11 @@ def _host_group(world: ProcessGroup) -> ProcessGroup:
     try:
         made = new_group(backend="gloo", timeout=timedelta(days=30))
     except RuntimeError as error:
-        said = str(error).strip().splitlines()
+        # Of gloo's first line without the place in its source and the condition: "[enforce fail at ...] a == b. Cause"
+        cause = re.sub(r"^\[enforce [^]]*\] [^.]*\. ", "", f"{error}\n".splitlines()[0]).strip().rstrip(".")
         raise UserError(
-            f"The processes do not reach each other by gloo ({said[0].rstrip('.') if said else error!r}): set "
-            "GLOO_SOCKET_IFNAME to the network interface that connects the machines."
+            f"The processes do not reach each other by gloo ({cause or repr(error)}): set GLOO_SOCKET_IFNAME to the "
+            "network interface that connects the machines."
         ) from error
     assert isinstance(made, ProcessGroup)  # since every process is a member
     return made

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from dml import distributed
 from dml.distributed import gather
+from dml.errors import UserError
 from dml.evaluation.evaluator import Collector
 from dml.losses.functional import contrastive, contrastive_of_pairs, divergence
 from dml.runs.log import read_metrics
@@ -125,3 +126,15 @@ def test_a_run_on_two_processes_is_the_run_on_one(
 
 def test_one_rank_alone_knows_what_it_was_told() -> None:
     assert [distributed.on_any_rank(found) for found in (True, False)] == [True, False]
+
+
+def test_ranks_that_do_not_reach_each_other_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside NCCL the group of the hosts is made later, by an interface that gloo has to find."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+        sentence = r"by gloo \(Unable to find address for: nowhere0\): set GLOO_SOCKET_IFNAME to the network "
+        with pytest.raises(UserError, match=sentence):
+            distributed._host_group(torch.distributed.group.WORLD)
+    finally:
+        torch.distributed.destroy_process_group()
