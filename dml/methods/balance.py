@@ -1,7 +1,7 @@
 """Balances side losses, so that their weights have the same effect for every metric loss.
 
 Papers give the weight of a side loss for one metric loss, one kind of batch and one way to take means. With others the
-same number has another effect: on MobileNetV2 the gradient of ABE's eq. 9 is 0.4 times that of its eq. 10 over all
+same number has another effect: on MobileNetV2 the gradient of ABE's eq. 9 is 0.3 times that of its eq. 10 over all
 pairs of a batch, 1.6 times over explicit pairs, and 6 times that of multi-similarity. If the loss is balanced, a weight
 of 0.1 gives 0.1 of the metric loss's gradient for all of them: in the first steps (`Balance`), for a loss that becomes
 satisfied, or at every step (`ratios`), for one that never is.
