@@ -3,7 +3,8 @@
     python experiments/bench/rounding.py --row "AVX2" --instructions avx2
     python experiments/bench/rounding.py --row "the widest" --instructions widest trainer.max_steps=100
 
-torch takes the widest instructions that a processor has, unless `ATEN_CPU_CAPABILITY` says otherwise. The run is
+torch and the libraries that it calls, oneDNN and MKL, take the widest instructions that a processor has, unless a
+variable of each says otherwise. The run is
 `python -m dml.run method=baseline`, tested every 100 steps. `metrics.json` has a row, with the figures of each
 evaluation by its number, `curve/1/recall@1`; 0 is the untrained network.
 """
@@ -22,13 +23,16 @@ from dml.runs.log import read_metrics
 
 COMMON = ("method=baseline", "protocol.every=100", "report=false")
 SHOWN = ("recall@1", "map@r")
+CHOSEN = {
+    "widest": {},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+}
 
 
 def measured(instructions: str, options: list[str], folder: Path) -> dict[str, float]:
     """Trains in a folder. Returns figures by name; raises CalledProcessError if the training failed."""
     command = [sys.executable, "-m", "dml.run", *COMMON, *options, output_dir(folder)]
-    chosen = {} if instructions == "widest" else {"ATEN_CPU_CAPABILITY": instructions}
-    subprocess.run(command, check=True, env=os.environ | chosen)
+    subprocess.run(command, check=True, env=os.environ | CHOSEN[instructions])
     evaluations = [line for line in read_metrics(folder / "metrics.jsonl") if f"test/{SHOWN[0]}" in line]
     return {f"curve/{i}/{name}": line[f"test/{name}"] for i, line in enumerate(evaluations) for name in SHOWN}
 
@@ -38,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder that metrics.json is written to, with the row's figures")
     parser.add_argument("--row", required=True, help="name of the row in metrics.json")
-    parser.add_argument("--instructions", choices=["widest", "avx2"], required=True)
+    parser.add_argument("--instructions", choices=[*CHOSEN], required=True)
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     given = parser.parse_intermixed_args()
     make_folder(given.out)
