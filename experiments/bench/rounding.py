@@ -4,9 +4,8 @@
     python experiments/bench/rounding.py --row "the widest" --instructions widest trainer.max_steps=100
 
 torch and the libraries that it calls, oneDNN and MKL, take the widest instructions that a processor has, unless a
-variable of each says otherwise. The run is
-`python -m dml.run method=baseline`, tested every 100 steps. `metrics.json` has a row, with the figures of each
-evaluation by its number, `curve/1/recall@1`; 0 is the untrained network.
+variable of each says otherwise. The run is `python -m dml.run method=baseline`, tested every 100 steps. `metrics.json`
+has a row, with the figures of each evaluation by its number, `curve/1/recall@1`; 0 is the untrained network.
 """
 
 import argparse
