@@ -27,9 +27,10 @@ from dml.bench.rows import make_folder, write_rows
 from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.data.datamodule import DataModule
+from dml.errors import stop
 from dml.evaluation.evaluator import self_cosines
 from dml.methods.balance import STEPS, Balance
-from dml.methods.base import Method
+from dml.methods.base import Method, Output
 from dml.methods.deml import DeML
 from dml.training.build import build
 
@@ -43,14 +44,17 @@ def untrained(method: Method, data: DataModule, images: int) -> dict[str, float]
     cosines, sides = [], []
     method.eval()
     for part in tqdm(np.array_split(np.sort(rows), -(-len(rows) // 50)), "embedding", leave=False):
-        seen = data.test_images(part)
-        embeddings = method.embed(seen)
-        if embeddings.shape[1] > 1:
-            cosines.append(self_cosines(embeddings))
+        seen = method.normalized(data.test_images(part))
         if isinstance(method, DeML) and method.I > 1:
-            left, top, right, bottom = method.walk(method.normalized(seen))[1][0].boxes.double().unbind(1)
+            outputs, regions, _ = method.walk(seen)
+            embeddings = Output(outputs).embeddings
+            left, top, right, bottom = regions[0].boxes.double().unbind(1)
             height, width = seen.shape[2:]
             sides.append(torch.maximum((right - left) / width, (bottom - top) / height))
+        else:
+            embeddings = method.learners(seen).embeddings
+        if embeddings.shape[1] > 1:
+            cosines.append(self_cosines(embeddings))
     told = {}
     if cosines:
         told["untrained/self_cosine"] = float(torch.cat(cosines).mean())
@@ -82,6 +86,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="of the test (default: %(default)s)")
     parser.add_argument("options", nargs="*", metavar="OPTION=VALUE", help="of python -m dml.run")
     given = parser.parse_intermixed_args()
+    if given.images < 1:
+        stop(f"--images={given.images} has to be 1 or more.")
     make_folder(given.out)
     config = composed(*COMMON, *given.options)
     parts = build(config)
