@@ -4,7 +4,7 @@ EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 MEASURED_BY := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint experiments-smoke gpu docs clean
+.PHONY: help install run test test-slow lint experiments-smoke gpu docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -19,8 +19,11 @@ install: .venv/installed  ## make .venv and install dml into it (faiss for the G
 run: install  ## train the default configuration and say where the report lies; ARGS="..." are options of another run
 	$(BIN)/python -m dml.run $(if $(ARGS),$(ARGS),paths.output_dir=runs/default)
 
-test: install  ## run the tests, a process a core; ARGS="-m slow" or ARGS="-k abe" chooses others
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+test: install  ## run the tests, a process a core; ARGS="-k abe" or ARGS="-m gpu" chooses others
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations 10 --durations-min 3 $(ARGS)
+
+test-slow: install  ## run the tests that take seconds each: whole runs, commands, sweeps, ranks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not exhaustive and not gpu" $(ARGS)
 
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke

@@ -17,11 +17,11 @@ def components(group: str) -> list[str]:
     return [name for name in found if not name.startswith("gsp/")]
 
 
-def but_slow(group: str, *slow: str) -> list[Any]:
-    """Parameters of a test: those named, which take long and have tests of their own, only with -m slow."""
+def but_exhaustive(group: str, *exhaustive: str) -> list[Any]:
+    """Parameters of a test: those named, which take long and have tests of their own, only with -m exhaustive."""
     found = components(group)
-    assert set(slow) <= set(found), f"conf/{group} has no {sorted(set(slow) - set(found))}"
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in found]
+    assert set(exhaustive) <= set(found), f"conf/{group} has no {sorted(set(exhaustive) - set(found))}"
+    return [pytest.param(name, marks=pytest.mark.exhaustive) if name in exhaustive else name for name in found]
 
 
 def transform(name: str, part: str, size: int, sides: tuple[int, int] | None = None) -> Transform:

@@ -58,6 +58,7 @@ def literal(embeddings: np.ndarray) -> dict[str, float]:
     return {"precision@1": statistics.mean(p1), "r_precision": statistics.mean(rp), "map@r": statistics.mean(mapr)}
 
 
+@pytest.mark.slow
 def test_all_collections(made: Path) -> None:
     (one,) = aggregate([made])
     unit = {}
@@ -98,6 +99,7 @@ def test_the_interval_is_students() -> None:
     assert half_width(values) == pytest.approx((high - low) / 2)
 
 
+@pytest.mark.slow
 def test_the_interval_covers() -> None:
     """Nineteen times in twenty, with three repetitions too; the spread of 81 collections would not."""
     rng = np.random.default_rng(0)
@@ -106,6 +108,7 @@ def test_the_interval_covers() -> None:
     assert statistics.fmean(hits) == pytest.approx(0.95, abs=0.012)
 
 
+@pytest.mark.slow
 def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = write_aggregate([made], made)
     said = " ".join(capsys.readouterr().out.split())
@@ -119,6 +122,7 @@ def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (made / "figures" / "collections.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_some_trainings_are_lacking(made: Path) -> None:
     shutil.rmtree(made / "2.1")
     (one,) = aggregate([made])
@@ -130,6 +134,7 @@ def test_some_trainings_are_lacking(made: Path) -> None:
         aggregate([made])
 
 
+@pytest.mark.slow
 def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for fold, repeat in itertools.product(range(4), (1, 2)):
         shutil.rmtree(made / f"{fold}.{repeat}")
@@ -139,6 +144,7 @@ def test_one_repetition(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(math.isnan(value) for value in figures.values())
 
 
+@pytest.mark.slow
 def test_repetitions_that_repeat_nothing(made: Path) -> None:
     for fold in range(4):
         path = made / f"{fold}.2" / "config.yaml"
@@ -147,6 +153,7 @@ def test_repetitions_that_repeat_nothing(made: Path) -> None:
         aggregate([made])
 
 
+@pytest.mark.slow
 def test_more_collections_than_can_be_counted(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +172,7 @@ def test_more_collections_than_can_be_counted(
     assert len(one.independent) == 2
 
 
+@pytest.mark.slow
 def test_mistakes(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "0.0", made / "again")
     with pytest.raises(UserError, match=r"are both fold 0, repetition 0: name one of them"):
@@ -193,7 +201,7 @@ def test_what_is_left_open(configure: Configure) -> None:
     assert trainings_of(configure(*options, "protocol.repeat=2", "protocol.fold=1")) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_folds_in_one_go(configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Real trainings: one command, then a table."""
     options = [*TINY, "protocol=mlrc", "protocol.patience=2", f"paths.output_dir={tmp_path / 'run'}"]

@@ -193,7 +193,7 @@ def test_the_commands_of_a_dry_run(experiments: Callable[..., None], capsys: pyt
         assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trainings_at_once(experiments: Callable[..., None], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two sound ones, beside two that end with a mistake; again, what failed is tried again and the rest skipped."""
     for done in (4, 2):
@@ -210,7 +210,7 @@ def test_trainings_at_once(experiments: Callable[..., None], tmp_path: Path, cap
     assert sum("sampler.batch_size=15 is not divisible" in text for text in logs.values()) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_stops_trainings_at_once(experiments: Callable[..., None], tmp_path: Path) -> None:
     def stop() -> None:
         assert eventually(lambda: len(list((tmp_path / "out").glob("*/seed=?/metrics.jsonl"))) == 2, 200)

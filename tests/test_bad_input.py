@@ -23,6 +23,7 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
 V2 = "torchvision.transforms.v2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -40,6 +41,7 @@ def test_the_command_exits_with_2(tmp_path: Path, options: list[str], said: list
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_help_names_the_groups_without_heavy_imports() -> None:
     options = [sys.executable, "-X", "importtime", "-m", "dml.run", "--help"]
     done = subprocess.run(options, capture_output=True, text=True, check=False)
@@ -149,6 +151,7 @@ def test_one_sentence_and_nothing_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -159,12 +162,14 @@ def test_a_folder_of_another_configuration_is_left_alone(configure: Configure, t
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_how_a_run_is_carried_out_may_change(configure: Configure) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     changed = ["trainer.num_workers=1", "trainer.log_every=7", "logger=tensorboard", "paths.data_dir=/elsewhere"]
     assert run(configure(*TINY, "trainer.max_steps=4", *changed), [])["run/steps"] == 4
 
 
+@pytest.mark.slow
 def test_a_first_attempt_may_be_corrected(configure: Configure) -> None:
     with pytest.raises(UserError, match=r"memory_size to the size of several batches"):
         run(configure(*TINY, "loss=xbm", "loss.loss.memory_size=8"), [])
@@ -185,12 +190,14 @@ def test_a_config_of_something_else(configure: Configure, tmp_path: Path) -> Non
         run(configure(*TINY), [])
 
 
+@pytest.mark.slow
 def test_a_folder_killed_while_it_was_made_is_taken_up(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.yaml.1").write_text("half of it")
     assert run(configure(*TINY, "trainer.max_steps=2"), [])["run/steps"] == 2
 
 
+@pytest.mark.slow
 def test_a_finished_run_without_its_metrics(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     (tmp_path / "run" / "metrics.json").unlink()
@@ -222,6 +229,7 @@ def test_a_folder_that_cannot_be_made(configure: Configure) -> None:
         run(configure(*TINY, "paths.output_dir=/proc/run"), [])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_cut_short_is_told(configure: Configure, tmp_path: Path) -> None:
     run(configure(*TINY, "trainer.max_steps=2"), [])
     checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"

@@ -60,6 +60,7 @@ def scores(config: DictConfig, checkpoint: Path) -> dict[str, float]:
     return evaluate(embeddings, torch.as_tensor(data.records.labels[data.query_rows]), ks=(1,), clustering=False)
 
 
+@pytest.mark.slow
 def test_ema_is_the_average_of_a_literal_loop(configure: Configure, tmp_path: Path) -> None:
     """And it is what evaluation and embedding see; training goes on from the weights themselves."""
     plain = configure(*SHORT, f"paths.output_dir={tmp_path / 'plain'}")
@@ -82,6 +83,7 @@ def test_ema_is_the_average_of_a_literal_loop(configure: Configure, tmp_path: Pa
     assert abs(of_weights["map@r"] - of_average["map@r"]) > 1e-4  # else nothing was looked at
 
 
+@pytest.mark.slow
 def test_averages_know_that_there_are_prototypes(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are begun before there are any."""
     monkeypatch.setattr("dml.models.gsp.SEEDS", 32)
@@ -91,6 +93,7 @@ def test_averages_know_that_there_are_prototypes(configure: Configure, monkeypat
     assert torch.equal(*states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 def test_swa_is_the_mean_of_the_last_part(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: bool
@@ -105,6 +108,7 @@ def test_swa_is_the_mean_of_the_last_part(
         torch.testing.assert_close(value.double(), mean.to(value.dtype).double(), rtol=1e-5, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_swa_is_the_weights_before_it_starts(configure: Configure) -> None:
     seen, saved = trained(configure(*SHORT, "callbacks=swa", "callbacks.swa.start=0.99"))
     assert all(torch.equal(value, seen[-1][name]) for name, value in network(saved["state_dict"]).items())
@@ -114,17 +118,18 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ["scheduler=cosine", "scheduler.warm_up=5", "callbacks=[ema,gradient_norm]", "protocol.select=best_test"],
         pytest.param(
             ["scheduler=plateau", "scheduler.patience=0", "callbacks=swa", "callbacks.swa.start=0.3", "optimizer=sgd"],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             ["scheduler=onecycle", "loss=xbm", "loss.loss.memory_size=64", "callbacks=ema", *DIVIDED],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=str,
@@ -157,6 +162,7 @@ def test_stopped_and_resumed_equals_undisturbed(configure: Configure, tmp_path: 
     assert one["lr_schedulers"][0]["steps"] == 9
 
 
+@pytest.mark.slow
 def test_gradient_norms_and_rates_are_logged(configure: Configure, tmp_path: Path) -> None:
     options = [*SHORT, "loss=margin", "trainer.max_steps=2", "callbacks=gradient_norm", "method.head_lr_factor=10"]
     train.run(configure(*options, "scheduler.warm_up=1", "trainer.gradient_clip_val=1e-6"), [])
@@ -185,6 +191,7 @@ class Counts(Callback):
         self.steps = state_dict["steps"]
 
 
+@pytest.mark.slow
 def test_a_users_own_beside_ours(configure: Configure, tmp_path: Path) -> None:
     own = [f"+callbacks.mine._target_={__name__}.Counts", "+callbacks.mine.first=100"]
     for steps in (2, 4):  # resumed, and lengthened

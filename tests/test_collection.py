@@ -23,7 +23,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run, (N=8)"  # a name that Hydra's grammar takes in quotes alone
     options = [*OPTIONS, f"paths.output_dir='{folder}'", f"paths.cache_dir={tmp_path}"]

@@ -24,6 +24,7 @@ def simulated(rng: np.random.Generator, difference: float) -> tuple[np.ndarray, 
     return a, a + difference + of_class + rng.normal(0, 0.1, len(CLASSES))
 
 
+@pytest.mark.slow
 def test_coverage() -> None:
     """Near 95 % over classes. Over images it is far below, where differences are those of classes."""
     rng = np.random.default_rng(0)
@@ -79,6 +80,7 @@ def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_seeds_of_two_methods_do_not_overwrite_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     ]
 
 
+@pytest.mark.slow
 def test_several_runs_stand_for_their_mean(tmp_path: Path, configure: Callable[..., DictConfig]) -> None:
     rng = np.random.default_rng(0)
     precisions = rng.random((5, len(CLASSES)))

@@ -199,7 +199,7 @@ def fuzz(run: Path, call: Callable[..., tuple[object, str]], tmp_path: Path, nam
 FILES = ["config.yaml", "metrics.json", "metrics.jsonl", "overrides.yaml", "provenance.json", "queries.npz"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("protocol", ["conventional", "mlrc"])
 def test_any_file_of_a_run(

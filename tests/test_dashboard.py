@@ -36,6 +36,7 @@ def values(node: Any, name: str) -> list[Any]:
     return own + [value for part in node.values() for value in values(part, name)]
 
 
+@pytest.mark.slow
 def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     done = dashboard("--project", "p", "--print")
     assert done.returncode == 0, done.stderr
@@ -100,7 +101,7 @@ def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return sweep_file
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(
     tmp_path: Path, sweep_file: Callable[..., dict[str, Any]]
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(
     assert len(list((run / "wandb").glob("offline-run-*-r1"))) == 1
 
 
+@pytest.mark.slow
 def test_a_search_of_hydra_s_is_one_of_wandb_s(sweep_file: Callable[..., dict[str, Any]]) -> None:
     ranges = ["lr=tag(log,interval(1e-5,1e-3))", "method.M=int(interval(1,8))"]
     search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=30", "protocol.select=val_classes"]
@@ -168,7 +170,7 @@ def test_sweeps_that_cannot_be_are_told(
     assert not file.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_service_that_does_not_answer_is_told_in_a_sentence() -> None:
     done = dashboard("--project", "p", WANDB_BASE_URL="http://127.0.0.1:9", WANDB_API_KEY="a" * 40)
     assert done.returncode == 2

@@ -15,6 +15,7 @@ from tests.components import components
 MethodOf = Callable[..., Method]
 
 
+@pytest.mark.slow
 def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
     """ABE-8 512 of Table 1, and a data set that is not there."""
     options = ["method=abe", "method.M=8", "head.dim=512", "backbone=googlenet_v1", "image_size=224"]

@@ -58,6 +58,7 @@ def test_what_was_published_of_a_run_is_no_other_run(make_run: MakeRun, tmp_path
     assert len(leaves([tmp_path / "a" / "0" / "published"])) == 1
 
 
+@pytest.mark.slow
 def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: Path) -> None:
     methods = ("baseline", "abe", "gsp", "dces")
     for method in methods:
@@ -76,6 +77,7 @@ def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: 
     assert "loss SquaredContrastive / MultiSimilarity / MarginLoss / ContrastiveLoss" in heading(table)
 
 
+@pytest.mark.slow
 def test_groups_that_differ_in_a_default_are_told_apart(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +94,7 @@ def test_groups_that_differ_in_a_default_are_told_apart(
     assert "0.002" in said
 
 
+@pytest.mark.slow
 def test_brackets_of_options_are_printed(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stages in ("[block1]", "[block2]"):
         make_run(stages, {}, f"+tuned.stages={stages}")
@@ -101,6 +104,7 @@ def test_brackets_of_options_are_printed(make_run: MakeRun, tmp_path: Path, caps
     assert "[block2]" in said
 
 
+@pytest.mark.slow
 def test_remarks_do_not_tell_runs_apart(make_run: MakeRun, tmp_path: Path) -> None:
     for note in ("first", "second"):
         make_run(note, {}, f"+note={note}")
@@ -175,6 +179,7 @@ def test_settings_name_the_innermost_loss(configure: Configure) -> None:
     assert said["sampler"] == "MPerClass (batch_size 64, m 4)"
 
 
+@pytest.mark.slow
 def test_a_summary_says_all_of_it(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ def _on_rank() -> dict[str, Any]:
     return {"gradients": _gradients(slice(half, half + 4)), "tables": _collect()}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_take_the_step_of_one_and_count_each_image_once(on_ranks: Callable[..., list[Any]]) -> None:
     whole = _gradients(slice(None))
     for of_rank in on_ranks(2, _on_rank):
@@ -83,17 +83,17 @@ PLATEAU = ["scheduler=plateau", "scheduler.patience=0", "scheduler.warm_up=1", "
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(["method=abe", "protocol=conventional"], marks=pytest.mark.slow, id="abe"),
+        pytest.param(["method=abe", "protocol=conventional"], marks=pytest.mark.exhaustive, id="abe"),
         pytest.param(
             ["protocol=conventional", "callbacks=[ema,gradient_norm]", "callbacks.ema.decay=0.7", *PLATEAU],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
             id="recipe",
         ),
-        pytest.param(["method=deml", "protocol=conventional"], marks=pytest.mark.slow, id="deml"),
-        pytest.param(["method=gsp", "head.m=8", "protocol=conventional"], marks=pytest.mark.slow, id="gsp"),
+        pytest.param(["method=deml", "protocol=conventional"], marks=pytest.mark.exhaustive, id="deml"),
+        pytest.param(["method=gsp", "head.m=8", "protocol=conventional"], marks=pytest.mark.exhaustive, id="gsp"),
         pytest.param(
             ["method=dces", "method.T=1", "protocol=random_class_split", "protocol.split=1", "protocol.every=2"],
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,
             id="dces",
         ),
     ],

@@ -214,7 +214,7 @@ def pages_that_run() -> Iterator[object]:
     for page, mine in RUN.items():
         if mine:
             name = str(page.relative_to(ROOT))
-            yield pytest.param(page, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+            yield pytest.param(page, id=name, marks=[] if name in QUICK else pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +237,7 @@ def surroundings() -> dict[str, str]:
     return os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [*pages_that_run()])
 def test_what_a_page_says_runs(page: Path, runs: Path) -> None:
     done = subprocess.run(
@@ -304,7 +305,7 @@ def test_links_outside_the_site_hold(page: Path) -> None:
     assert [one for one in links if "://" not in one and not (ROOT / one).exists()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     done = carried_out(["-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)], ROOT)

@@ -304,7 +304,7 @@ def test_links_to_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
     assert image_files([tmp_path / "photos"]) == [tmp_path / "photos" / "link" / "b" / "1.jpg"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
     photographs(tmp_path / "photos", classes=1)
     (tmp_path / "photos" / "class0" / "1.png").write_text("no image")

@@ -149,6 +149,7 @@ def test_a_full_standard_output_is_named() -> None:
     assert done.stderr.startswith("dml: The standard output cannot be written or read (No space left on device)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [["dml.run", "-m", "method=abe,ABE"], ["dml.describe", "method=ABE"]], ids=lambda command: command[0]
 )

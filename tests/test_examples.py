@@ -64,6 +64,7 @@ def test_learners_see_their_channels_alone(tmp_path: Path) -> None:
     assert touched.sum() == method.backbone.dim // 2
 
 
+@pytest.mark.slow
 def test_the_method_trains(tmp_path: Path) -> None:
     found = trained(tmp_path, "method=subspaces", "method.M=2")
     assert found["run/steps"] == 5
@@ -108,6 +109,7 @@ def test_the_data_set_is_what_its_card_says() -> None:
 # --8<-- [end:data-set]
 
 
+@pytest.mark.slow
 def test_the_data_set_is_trained_on(tmp_path: Path) -> None:
     options = [one for one in TINY if not one.startswith(("dataset", "sampler"))]
     typed = [configured(tmp_path)[0], "dataset=digits", *options, f"paths.output_dir={tmp_path / 'run'}"]
@@ -133,6 +135,7 @@ def test_the_metric_is_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --8<-- [start:protocol]
+@pytest.mark.slow
 def test_the_protocol_parts_classes(tmp_path: Path) -> None:
     found = trained(tmp_path, "protocol=fewer", "protocol.kept=0.5")
     assert found["data/train/classes"] == 6  # of 12

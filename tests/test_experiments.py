@@ -460,12 +460,12 @@ def test_sizes_are_recorded_without_training(little: Experiment) -> None:
     assert Measurement(**content["measured"][0]) == one
 
 
-@pytest.mark.slow  # of every row: make experiments-smoke
+@pytest.mark.exhaustive  # of every row: make experiments-smoke
 def test_a_step_of_a_row(little: Experiment) -> None:
     assert check_rows([little], [], processes=1) == {}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_wrong_with_a_row_is_told_of_each(little: Experiment, tmp_path: Path) -> None:
     """Also of rows that are one training in miniature."""
     file = tmp_path / "experiments" / "us" / "table1.yaml"

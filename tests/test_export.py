@@ -23,7 +23,7 @@ from dml.inference.export import Embedding, as_onnx, as_torch, need_onnx, run_on
 from dml.methods.base import Method
 from dml.models.attention import ObjectAttention
 from dml.runs.provenance import add_start
-from tests.components import but_slow
+from tests.components import but_exhaustive
 from tests.runs import untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,7 +34,7 @@ MethodOf = Callable[..., Method]
 FILES = ["config.yaml", "model.json", "model.onnx", "model.pt2", "model.safetensors"]
 
 SIZE = 16  # pixels; tracing takes as long for larger images, comparing does not
-SLOW = ("dces", "deml", "diablo", "mheads", "mheads_att", "mtails")  # to export, and made of what others are
+EXHAUSTIVE = ("dces", "deml", "diablo", "mheads", "mheads_att", "mtails")  # to export, and made of what others are
 # Less than by default, for every learner and every step of a solver is a part of the graph.
 FEWER = {name: f"method.{letter}=2" for name, letter in {"dces": "K", "deml": "J", "diablo": "N"}.items()}
 FEWER |= dict.fromkeys(("abe", "mheads", "mheads_att", "mtails"), "method.M=2") | {"gsp": "head.iterations=3"}
@@ -55,14 +55,16 @@ def check(run: Callable[[Tensor], Tensor], method: Method) -> None:
     torch.testing.assert_close(run(images[:1]), expected[:1], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", but_slow("method", *SLOW))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", but_exhaustive("method", *EXHAUSTIVE))
 def test_torch_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
     program = traced(Embedding(method_of(*options(name))), SIZE)
     (tmp_path / "model.pt2").write_bytes(as_torch(program))
     check(run_torch(tmp_path / "model.pt2"), method_of(*options(name)))
 
 
-@pytest.mark.parametrize("name", but_slow("method", "baseline", *SLOW))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", but_exhaustive("method", "baseline", *EXHAUSTIVE))
 def test_onnx_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) -> None:
     (tmp_path / "model.onnx").write_bytes(as_onnx(traced(Embedding(method_of(*options(name))), SIZE)))
     check(run_onnx(tmp_path / "model.onnx"), method_of(*options(name)))
@@ -70,6 +72,7 @@ def test_onnx_of_every_method(method_of: MethodOf, tmp_path: Path, name: str) ->
     assert [size.dim_param or size.dim_value for size in shape.dim] == ["batch", 3, SIZE, SIZE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locality", [None, 0.15])
 def test_onnx_of_object_attention(tmp_path: Path, locality: float | None) -> None:
     """Without the rest of DeML, which takes a minute to export: an operator that writes into a view fails."""
@@ -80,7 +83,7 @@ def test_onnx_of_object_attention(tmp_path: Path, locality: float | None) -> Non
     torch.testing.assert_close(run_onnx(tmp_path / "model.onnx")(maps), attention(maps), atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gem", "vlad", "otp", "smk", "solar", "transformer", "gsop", "cbam", "delf"])
 def test_torch_of_other_heads(method_of: MethodOf, tmp_path: Path, name: str) -> None:
     chosen = ["method=baseline", f"head={name}"]
@@ -89,6 +92,7 @@ def test_torch_of_other_heads(method_of: MethodOf, tmp_path: Path, name: str) ->
     assert exporting.largest_difference(Embedding(method_of(*chosen)), run_torch(tmp_path / "model.pt2"), 32) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_command(
     configure: Configure,
     method_of: MethodOf,

@@ -41,6 +41,7 @@ def after_step(folder: Path, step: int) -> Callable[[], bool]:
     return lambda: log.exists() and any(record["step"] >= step for record in read_metrics(log))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_leaves_no_torn_file(tmp_path: Path) -> None:
     """The limit on the size of a file stands in for the disk: the system's error has the same way through torch."""
     folder = tmp_path / "run"
@@ -57,7 +58,7 @@ def test_a_full_disk_is_told_and_leaves_no_torn_file(tmp_path: Path) -> None:
     assert list((folder / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "dml.run", *LONGER, "trainer.max_steps=5000", f"paths.output_dir={folder}"]
@@ -71,7 +72,7 @@ def test_a_worker_that_dies_ends_the_run(tmp_path: Path) -> None:
     assert sound(folder / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["first", "second"])
 def test_a_rank_that_dies_ends_the_others(tmp_path: Path, which: str) -> None:
     folder = tmp_path / "run"
@@ -84,7 +85,7 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path, which: str) -> None:
     assert sound(folder / "checkpoints" / "last.ckpt")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_to_the_first_of_two_ranks_stops_both_at_one_step(tmp_path: Path) -> None:
     disturbed, undisturbed = tmp_path / "disturbed", tmp_path / "undisturbed"
     assert kill_after_step(start(disturbed, *TWO), disturbed, 9, signal.SIGTERM) == INTERRUPTED
@@ -126,7 +127,7 @@ def disturb(method: str, folder: Path, kills: int, rng: random.Random) -> int:
         assert run.returncode in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGUSR1, INTERRUPTED)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_killed_at_random_points_loses_nothing(tmp_path: Path, method: str) -> None:
     """A hundred and more kills over all methods."""

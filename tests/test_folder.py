@@ -57,6 +57,7 @@ def test_a_run_that_is_refused_has_written_nothing(configure: Configure, tmp_pat
         assert content(folder.path) == before
 
 
+@pytest.mark.slow
 def test_what_another_process_did_meanwhile_is_seen(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

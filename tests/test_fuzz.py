@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz import all_of, choices, options_of
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("choice", choices())
 def test_wrong_values_of_every_option(choice: str, tmp_path: Path) -> None:
     overrides = [choice] if choice else []

@@ -60,7 +60,7 @@ def _two(run: Path, photos: Path, out: Path) -> int:
     return torch.distributed.get_world_size()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_write_what_one_does(run: Path, tmp_path: Path) -> None:
     photographs(tmp_path / "photos")
     write_gallery(run, [tmp_path / "photos"], tmp_path / "one.npy", batch_size=3, device="cpu")
@@ -86,7 +86,7 @@ def _with_a_mistake(run: Path, photos: Path, out: Path, at: int, name: str) -> s
     return "nothing"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("at", "name"),
     [(1, "check_names"), (1, "check_norms"), (0, "Draft.begin"), (0, "Draft.finish"), (0, "held_alone")],
@@ -115,6 +115,7 @@ streaming.write_gallery(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]
 """
 
 
+@pytest.mark.slow
 def test_a_kill_costs_what_was_not_marked(run: Path, tmp_path: Path, call: Call) -> None:
     files = photographs(tmp_path / "photos")
     out, whole = tmp_path / "gallery.npy", tmp_path / "whole.npy"
@@ -153,7 +154,8 @@ write_gallery(Path(sys.argv[1]), [Path(sys.argv[2])], out, batch_size=2, device=
 """
 
 
-@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_a_kill_at_the_end_costs_nothing(run: Path, tmp_path: Path, call: Call, before: bool) -> None:
     """Not even if there is an older gallery, of fewer images."""
     files = photographs(tmp_path / "photos")
@@ -352,6 +354,7 @@ def test_exact_search_goes_block_by_block(monkeypatch: pytest.MonkeyPatch, dtype
         assert set(rows[rows != of].tolist()) <= {0, 1}  # duplicates, in either order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), [("hnsw", "float32"), ("hnsw", "float16"), ("ivfpq", "float32")])
 def test_recall_is_what_was_asked_for(kind: indexes.Kind, dtype: str) -> None:
     points = clustered(12_000, 16, dtype)
@@ -387,6 +390,7 @@ def test_what_an_index_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         tune(build("hnsw", points[:1]), 1, 0.5)
 
 
+@pytest.mark.slow
 def test_a_search_in_a_gallery_file(run: Path, tmp_path: Path, call: Call) -> None:
     files = photographs(tmp_path / "photos")
     gallery, query = tmp_path / "gallery.npy", files[5]

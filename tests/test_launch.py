@@ -42,6 +42,7 @@ def test_several_processes_need_the_name_of_their_folder(monkeypatch: pytest.Mon
         _check_folder_is_named(["seed=1"])
 
 
+@pytest.mark.slow
 def test_batch_norm_sees_the_whole_batch_or_none(configure: Configure, tmp_path: Path) -> None:
     two = [*TINY, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     folder = RunFolder(tmp_path / "run")
@@ -194,7 +195,7 @@ def test_one_device_needs_no_other_to_see_its_batch(configure: Configure, tmp_pa
     assert not any(isinstance(module, nn.SyncBatchNorm) for module in parts.method.modules())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ddp_on_one_processor(tmp_path: Path) -> None:
     """In a process of its own: DDP leaves its group and its environment behind."""
     one = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.max_steps=2"]
@@ -217,6 +218,7 @@ def test_options_of_lightning_that_are_not_for_a_run(configure: Configure, tmp_p
         prepare_run(configure(*TINY, f"+trainer.{option}"), RunFolder(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["+gradient_clip_algorithm=value", "+detect_anomaly=true", "overfit_batches=2"])
 def test_options_of_lightning_that_are(configure: Configure, option: str) -> None:
     name = f"+trainer.{option[1:]}" if option.startswith("+") else f"trainer.{option}"

@@ -20,12 +20,13 @@ PLATEAU = ["scheduler=plateau", "scheduler.patience=0", "callbacks=ema"]
 CHOSEN = ["protocol=random_class_split", "protocol.split=0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ["protocol.every=2"],  # with an evaluation at the end of the shorter one
-        pytest.param(["protocol.every=4", "trainer.log_every=2"], marks=pytest.mark.slow),  # and without
-        pytest.param(["protocol.every=3", *PLATEAU, *CHOSEN], marks=pytest.mark.slow),
+        pytest.param(["protocol.every=4", "trainer.log_every=2"], marks=pytest.mark.exhaustive),  # and without
+        pytest.param(["protocol.every=3", *PLATEAU, *CHOSEN], marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -53,6 +54,7 @@ def test_a_lengthened_run_is_the_longer_run(configure: Configure, tmp_path: Path
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_schedule_that_depends_on_the_length(configure: Configure) -> None:
     options = [*TINY, "method=dces", "method.K=2", "method.grouping=random", "protocol.clustering=false"]
     run(configure(*options, "trainer.max_steps=3"), [])

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TWO = ("method=abe", "method.M=2")
 
 
+@pytest.mark.slow
 def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:
     files = photographs(tmp_path / "photos", classes=1)
     export(run, tmp_path / "exported", ("torch",))
@@ -63,6 +64,7 @@ def test_an_opened_picture_is_that_of_its_file(run: Path, tmp_path: Path, kind: 
         embedder.embed([Image.new("F", (20, 20))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["highest", "high", "medium"])
 def test_products_are_rounded_as_in_the_run(
     configure: Callable[..., DictConfig],
@@ -89,6 +91,7 @@ def test_products_are_rounded_as_in_the_run(
     assert seen == [(word, word != "highest")] * 4
 
 
+@pytest.mark.slow
 def test_commands_take_what_was_exported(run: Path, tmp_path: Path) -> None:
     files = photographs(tmp_path / "photos", classes=1)
     exported = tmp_path / "exported"

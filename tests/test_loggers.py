@@ -81,6 +81,7 @@ def read_back(folder: Path) -> tuple[list[Any], bytes]:
     return records, b"".join(told)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     import wandb
@@ -128,6 +129,7 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     assert [row[1] for row in content["data"]] == [metrics[f"learners/{i}/recall@1"] for i in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_wandb_has_the_pictures_and_tables_of_the_page_and_keeps_artifacts(
     configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +164,7 @@ def test_wandb_has_the_pictures_and_tables_of_the_page_and_keeps_artifacts(
     assert json.loads(sent["test"]["reranked.table.json"].read_text())["columns"][1:3] == ["plain", "re-ranked"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_a_run_that_broke_off_is_failed(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="became nan at step 2"):
@@ -207,7 +210,7 @@ def test_runs_that_differ_in_their_seed_are_a_group_and_a_restart_is_the_same_ru
     assert groups[0] == groups[1] != groups[2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("offline")
 def test_a_service_that_does_not_answer_holds_nothing_up(
     configure: Callable[..., DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

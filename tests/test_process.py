@@ -31,6 +31,7 @@ print(held() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
 @pytest.mark.parametrize(
     ("how", "settings", "kept"),

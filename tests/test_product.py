@@ -50,7 +50,7 @@ FEWER = {
 # One of each kind of network, and each kind of attention, beside the whole product.
 QUICK = {("abe", "convnext_tiny"), ("diablo", "swin_tiny"), ("deml", "vit_tiny"), ("mtails", "efficientnet_lite0")}
 PAIRS = [
-    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow, id=" ".join(pair))
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.exhaustive, id=" ".join(pair))
     for pair in itertools.product(components("method"), SHALLOW)
 ]
 
@@ -94,7 +94,7 @@ def _as_a_rank(pairs: list[tuple[str, str]], folder: Path) -> dict[str, Any]:
     return _train(pairs, folder)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backbone", SHALLOW)
 def test_two_ranks_are_one(on_ranks: Callable[..., list[Any]], tmp_path: Path, backbone: str) -> None:
     pairs = [(method, backbone) for method in components("method")]
@@ -112,7 +112,7 @@ class Stopped(Exception):
     """A run that something outside ends."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("method", "backbone"), PAIRS)
 def test_it_resumes_to_the_last_bit_and_is_exported(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, backbone: str

@@ -6,11 +6,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 import torch
 
 from dml.runs.provenance import add_start, hardware, said_of_starts, said_together, starts, versions, versions_line
 
 
+@pytest.mark.slow
 def test_the_instructions_that_torch_uses_are_named() -> None:
     """Not those that the processor has: torch can be told to use others, and then rounds in another way."""
     name, cores, instructions = hardware("cpu").rsplit(", ", 2)

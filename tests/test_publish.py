@@ -82,6 +82,7 @@ def differences(place: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_embeds_as_the_run_does(run: Path, published: Path, tmp_path: Path) -> None:
     files = photographs(tmp_path / "photos", classes=1)
     expected = embed_images(run, files, device="cpu", batch_size=2)
@@ -163,6 +164,7 @@ def test_a_licence_that_the_hub_has_no_word_for(run: Path, tmp_path: Path) -> No
     assert verify(tmp_path / "own", device="cpu").differences == []
 
 
+@pytest.mark.slow
 def test_it_is_verified(run: Path, published: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for place in (run, published):
         command(place, None, batch_size=128, device="cpu")
@@ -170,6 +172,7 @@ def test_it_is_verified(run: Path, published: Path, capsys: pytest.CaptureFixtur
         assert f"{place}: verified. The ranks of all 72 queries are as recorded" in said
 
 
+@pytest.mark.slow
 def test_it_is_compared_as_the_run_is(run: Path, published: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "both" / "run", ignore=shutil.ignore_patterns("checkpoints"))
     shutil.copytree(published, tmp_path / "both" / "published")
@@ -185,6 +188,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CHOSEN)
 def test_it_is_the_checkpoint_that_the_figures_are_of(tmp_path: Path, options: list[str]) -> None:
     """Not the last one, and data that lay in a folder of any name is found below another."""
@@ -204,6 +208,7 @@ def test_it_is_the_checkpoint_that_the_figures_are_of(tmp_path: Path, options: l
         verify(tmp_path / "published", tmp_path / "empty", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_a_run_in_half_precision_is_verified(tmp_path: Path, precision: str) -> None:
     places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
@@ -298,6 +303,7 @@ def test_altered_with_its_manifest(run: Path, published: Path) -> None:
     assert "another rank than recorded" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["highest", "high"])
 def test_a_run_whose_products_were_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
     """On a device that rounds them in another way, cosines are off by a thousandth."""
@@ -365,6 +371,7 @@ def test_ranks_across_cameras() -> None:
     assert expected.max() > 1
 
 
+@pytest.mark.slow
 def test_licences_are_not_made_up(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="under which licence you publish the weights: say it with --licence"):
         publish(run, tmp_path / "a", {"data": "mine"})
@@ -402,6 +409,7 @@ def test_mistakes(run: Path, published: Path, tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.tex").exists()
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_is_published_by_the_same_command(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +444,7 @@ def test_addresses(tmp_path: Path) -> None:
     assert folder_of(tmp_path) == tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_the_hub(run: Path, tmp_path: Path, server: Hub) -> None:
     address = "hf://me/characters"
     licences = ["--licence", "cc-by-4.0", "--data-licence", "none"]
@@ -506,6 +514,7 @@ for call in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses(tmp_path: Path, server: Hub) -> None:
     server.models["me/empty"] = Model()
     server.models["me/empty"].commit({"README.md": b""})
@@ -516,6 +525,7 @@ def test_a_hub_that_refuses(tmp_path: Path, server: Hub) -> None:
     assert list(server.models) == ["me/empty"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_there(tmp_path: Path, server: Hub) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     found = started(server, tmp_path, "-m", "dml.verify", "hf://me/nothing", **nowhere)

@@ -75,8 +75,9 @@ def _train_as_a_rank(cases: list[tuple[str, str]], folder: Path) -> dict[str, An
     return {f"{method} {loss}": train_in_float64(method, loss, folder) for method, loss in cases}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")  # frozen batch norm means to be
-@pytest.mark.parametrize("cases", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("cases", [SOME, pytest.param(ALL, marks=pytest.mark.exhaustive)], ids=["some", "all"])
 def test_every_method_and_loss_on_two_ranks_is_that_on_one(
     on_ranks: Callable[..., list[Any]], tmp_path: Path, cases: list[tuple[str, str]], one_thread: None
 ) -> None:
@@ -139,7 +140,8 @@ def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool], str]
     return _figures(shared=True), known, _whether_some_rank_was_told(rank), _resumed_apart(rank)
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
     on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
 ) -> None:

@@ -37,6 +37,7 @@ def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
     return make_run
 
 
+@pytest.mark.slow
 def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
     for job, (learners, seed, recall) in enumerate([(2, 1, 0.3), (4, 1, 0.5), (2, 2, 0.4), (4, 2, 0.8), (2, 3, 0.35)]):
         make_run(f"sweep/{job}", recall, "method=abe", f"method.M={learners}", f"seed={seed}", "lr=0.1")
@@ -58,6 +59,7 @@ def test_seeds_are_one_row(make_run: MakeRun, tmp_path: Path) -> None:
     assert [row["metrics"] for row in written] == [row.metrics for row in table]
 
 
+@pytest.mark.slow
 def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: MakeRun, tmp_path: Path) -> None:
     for job, (learners, weight, seed) in enumerate(itertools.product((1, 2, 8), (0.5, 1), (0, 1))):
         recall = 0.1 * learners + 0.01 * weight + 0.001 * seed
@@ -92,6 +94,7 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         write_summary([tmp_path], tmp_path, over="lr")
 
 
+@pytest.mark.slow
 def test_many_columns_have_room_in_80(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +111,7 @@ def test_many_columns_have_room_in_80(
     assert "2,000" in table
 
 
+@pytest.mark.slow
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
     """A line joins what differs in the number of learners alone."""
     for job, (weight, learners) in enumerate([(0, 2), (0, 4), (1, 2), (1, 4)]):
@@ -121,6 +125,7 @@ def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_collection_is_its_trainings(make_run: MakeRun, tmp_path: Path) -> None:
     options = ["method=baseline", "protocol=random_class_split"]
     make_run("whole", 0.9, *options)
@@ -161,6 +166,7 @@ def test_nothing_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.startswith("dml: there is no finished run")
 
 
+@pytest.mark.slow
 def test_runs_are_not_written_to(make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         make_run(name, 0.1, "method=baseline")

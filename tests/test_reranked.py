@@ -32,6 +32,7 @@ from tests.conftest import TINY
 Configure = Callable[..., DictConfig]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in components("rerank") if name != "none"])
 def test_beside_the_plain_figures(configure: Configure, tmp_path: Path, name: str) -> None:
     options = [*TINY, "trainer.max_steps=5", "protocol.clustering=false", f"rerank={name}"]
@@ -51,6 +52,7 @@ def test_beside_the_plain_figures(configure: Configure, tmp_path: Path, name: st
     assert not any(one.startswith("rerank") for one in metrics if "untrained" in one)
 
 
+@pytest.mark.slow
 def test_terminal_page_and_comparison_show_it_beside_the_plain_figures(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dic
     return {k: v for k, v in metrics.items() if k not in CLOCK}, read_metrics(folder / "metrics.jsonl"), tensors
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     """Several learners, a memory in the loss, and a checkpoint chosen on validation classes."""
     options = ["method=abe", "loss=xbm", "loss.loss.memory_size=64"]

@@ -27,7 +27,7 @@ from dml.training.callbacks.evaluation import Evaluation
 from dml.training.callbacks.steps import Timing
 from dml.training.rebuild import load_method
 from dml.training.run import run
-from tests.components import but_slow, components, on_transformers
+from tests.components import but_exhaustive, components, on_transformers
 from tests.conftest import TINY
 from tests.runs import photographs
 
@@ -35,7 +35,7 @@ Configure = Callable[..., DictConfig]
 
 # Of a kind with others that are tried, and tested in tests/losses and tests/models.
 QUICK_LOSSES = ("margin", "arcface", "smooth_ap", "xbm")
-SLOW_HEADS = (
+EXHAUSTIVE_HEADS = (
     *("avg_max", "cbam", "crow", "delf", "gem", "gemax", "gsop"),
     *("max", "otp", "smk", "solar", "transformer", "weldon"),
 )
@@ -54,29 +54,34 @@ def tiny_run(configure: Configure, *overrides: str) -> dict[str, float]:
     return run(configure(*TINY, *overrides), [*TINY, *overrides])
 
 
-@pytest.mark.parametrize("head", but_slow("head", *SLOW_HEADS))
+@pytest.mark.slow
+@pytest.mark.parametrize("head", but_exhaustive("head", *EXHAUSTIVE_HEADS))
 def test_every_head_trains(configure: Configure, head: str) -> None:
     options = [f"head={head}", "head.dim=16", "trainer.max_steps=2", *on_transformers(head)]
     assert tiny_run(configure, *options)["run/steps"] == 2
 
 
-@pytest.mark.parametrize("method", but_slow("method", "baseline", "mheads", "mheads_att", "mtails"))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", but_exhaustive("method", "baseline", "mheads", "mheads_att", "mtails"))
 def test_every_method_trains(configure: Configure, tmp_path: Path, method: str) -> None:
     assert tiny_run(configure, f"method={method}", "trainer.max_steps=2", "report=true")["run/steps"] == 2
     if method in ("abe", "mheads_att", "diablo", "deml"):
         assert (tmp_path / "run" / "figures" / "attention.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", components("sampler"))
 def test_every_sampler_trains(configure: Configure, sampler: str) -> None:
     assert tiny_run(configure, f"sampler={sampler}", "sampler.batch_size=16", "trainer.max_steps=2")["run/steps"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", components("transform"))
 def test_every_transform_trains(configure: Configure, transform: str) -> None:
     assert tiny_run(configure, f"transform={transform}", "trainer.max_steps=2")["run/steps"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", components("debug"))
 def test_every_debug_overlay_runs(configure: Configure, overlay: str) -> None:
     steps = "trainer.max_steps=4"
@@ -148,6 +153,7 @@ def test_the_report_is_one_file_with_its_pictures(abe_folder: Path) -> None:
             assert min(picture.size) > 300
 
 
+@pytest.mark.slow
 def test_names_that_are_not_utf8_have_a_report(configure: Configure, tmp_path: Path) -> None:
     photographs(tmp_path / "photos", each=6)
     for place in (*(tmp_path / "photos").glob("*/*.png"), *(tmp_path / "photos").iterdir()):
@@ -172,12 +178,14 @@ def test_a_checkpoint_rebuilds_the_method(abe_folder: Path) -> None:
     assert method.embed(torch.rand(2, 3, 32, 32)).shape == (2, 4, 4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
     first = tiny_run(configure, "trainer.max_steps=2")
     assert tiny_run(configure, "trainer.max_steps=2") == first
     assert "finished: nothing was trained" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
     def outcome(*overrides: str) -> list[dict[str, float]]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -189,6 +197,7 @@ def test_the_seed_decides(configure: Configure, tmp_path: Path) -> None:
     assert outcome("seed=2", "trainer.num_workers=0") != one
 
 
+@pytest.mark.slow
 def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path: Path) -> None:
     """Each figure again from the checkpoints, by another way; no test image before the end."""
     options = [*TINY, "protocol=random_class_split", "protocol.split=1", "protocol.every=2", "lr=0.01"]
@@ -215,6 +224,7 @@ def test_the_best_on_validation_is_what_is_tested(configure: Configure, tmp_path
     assert f"step {metrics['best_on_validation/step']}, the best on validation classes" in " ".join(page.split())
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_younger_than_the_last_one(configure: Configure, tmp_path: Path) -> None:
     """Killed between writing the two: what the best checkpoint says of itself holds."""
     options = [*TINY, "protocol=random_class_split", "protocol.split=0", "trainer.max_steps=2", "protocol.every=1"]
@@ -229,6 +239,7 @@ def test_a_best_checkpoint_younger_than_the_last_one(configure: Configure, tmp_p
     assert best.metrics["validation/recall@1"] == metrics["best_on_validation/recall@1"]
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -246,25 +257,29 @@ def test_tensorboard_gets_figures_and_pictures(configure: Configure, tmp_path: P
     assert {"report/result", "report/settings", "report/classes", "report/confusions"} <= tables
 
 
+@pytest.mark.slow
 def test_lightning_advises_no_workers(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of many cores it would, which is an error here."""
     monkeypatch.setattr("pytorch_lightning.trainer.connectors.data_connector.suggested_max_num_workers", lambda _: 16)
     run(configure(*TINY, "trainer.max_steps=1", "protocol.clustering=false"), [])
 
 
+@pytest.mark.slow
 def test_a_run_shorter_than_its_log_has_a_curve(configure: Configure, tmp_path: Path) -> None:
     tiny_run(configure, "trainer.log_every=50", "trainer.max_steps=3")
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [record["step"] for record in records if "train/loss" in record] == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_every_precision_trains(configure: Configure, precision: str) -> None:
     metrics = tiny_run(configure, f"trainer.precision={precision}", "loss=proxy_anchor", "trainer.max_steps=2")
     assert 0 <= metrics["test/recall@1"] <= 1
 
 
-@pytest.mark.parametrize("loss", but_slow("loss", *(set(components("loss")) - set(QUICK_LOSSES))))
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", but_exhaustive("loss", *(set(components("loss")) - set(QUICK_LOSSES))))
 def test_a_training_that_diverges_stops_and_saves(configure: Configure, tmp_path: Path, loss: str) -> None:
     with pytest.raises(UserError, match=r"'.+' became (nan|inf|NaN or infinite) at step \d+: lower lr"):
         tiny_run(configure, "lr=1e30", f"loss={loss}", "protocol.every=3")

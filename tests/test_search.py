@@ -117,6 +117,7 @@ def test_mistakes(run: Path, configure: Configure, method_of: MethodOf, tmp_path
         assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_was_changed_since_is_noticed(
     run: Path, configure: Configure, method_of: MethodOf, tmp_path: Path, call: Call
 ) -> None:
@@ -194,6 +195,7 @@ def test_what_lies_beside_vectors_of_no_search_is_left_alone(run: Path, tmp_path
         assert call("search", run, vectors, files[0], "-k", "2", "-o", tmp_path / "w", "--device", "cpu")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_search_in_a_gallery_file_leaves_another_search(run: Path, tmp_path: Path, call: Call) -> None:
     files, gallery = photographs(tmp_path / "photos"), tmp_path / "gallery.npy"
     ending, found = ("-k", "3", "--device", "cpu"), run / "search"
@@ -290,6 +292,7 @@ def test_a_search_that_writes_elsewhere_leaves_its_gallery(
     assert (code, "was not written by dml.search" in said) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 @pytest.mark.parametrize("before", ["flat", "hnsw"])
 def test_an_index_stays_until_the_next_is_whole(

@@ -164,6 +164,7 @@ def test_a_checkpoint_of_anything(checkpoint: Callable[..., Path], said: dict[st
         load_method(checkpoint(said))
 
 
+@pytest.mark.slow
 def test_every_configuration_can_be_rebuilt(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     for group in ("head", "method", "backbone", "transform"):
         for file in (CONF / group).glob("*.yaml"):

@@ -73,7 +73,7 @@ def told(process: subprocess.Popen[bytes], ready: Callable[[], bool], number: si
     return process.wait(120)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_to_the_whole_group(tmp_path: Path, number: signal.Signals) -> None:
     run = start(tmp_path / "run", ENDLESS, "trainer.checkpoint_every=50000", "protocol.every=50000")
@@ -82,7 +82,7 @@ def test_a_signal_to_the_whole_group(tmp_path: Path, number: signal.Signals) -> 
     assert number.name in (tmp_path / "run" / "run.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
 def test_a_signal_to_the_whole_group_of_a_sweep(tmp_path: Path, launcher: str) -> None:
     at_once = ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
@@ -99,7 +99,7 @@ def test_a_signal_to_the_whole_group_of_a_sweep(tmp_path: Path, launcher: str) -
     assert not list(tmp_path.glob("*.failed"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     run = start(tmp_path / "run", ENDLESS)
     assert eventually(after_step(tmp_path / "run", 2), 150)
@@ -110,7 +110,7 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers), 30)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize(
     ("module", "words"),

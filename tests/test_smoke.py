@@ -76,6 +76,7 @@ def test_a_piece_that_fails_leaves_the_others_alone() -> None:
     assert found.remarks[1].sentence.startswith("fourth: takes about 10000 s")
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_ends_with_all_its_processes() -> None:
     started = time.monotonic()
     found = outcomes("hanging", "good", needed={"hanging": 0.5})
@@ -91,6 +92,7 @@ def test_a_part_that_hangs_ends_with_all_its_processes() -> None:
     assert not os.path.exists(f"/proc/{child.value:.0f}")
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_if_the_check_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     started = (
@@ -169,6 +171,7 @@ def test_a_file_of_something_else_stays(tmp_path: Path, content: str) -> None:
     assert path.read_text() == content
 
 
+@pytest.mark.slow
 def test_the_check_prints_a_table_and_draws_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +335,7 @@ def test_windows_of_a_run_and_of_the_bare_loop_take_turns(monkeypatch: pytest.Mo
     assert windows.peaks == (150, 37)
 
 
+@pytest.mark.slow
 def test_a_backbone_that_cannot_be_built_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hrnet = replace(bare.NETWORKS["vit_small"], options=("backbone=timm", "backbone.model_name=hrnet_w18_small"))
     monkeypatch.setitem(bare.NETWORKS, "hrnet", hrnet)
@@ -340,6 +344,7 @@ def test_a_backbone_that_cannot_be_built_is_left_out(tmp_path: Path, monkeypatch
     assert found[0].kind == LEFT_OUT  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_bare_transformer_is_the_one_of_the_run() -> None:
     network = bare.NETWORKS["vit_small"]
     config = composed(*network.options, *throughput.PLAIN, "backbone.weights=none", "runtime.train_classes=2")
@@ -372,7 +377,7 @@ def test_an_apple_gpu_is_not_taken(
         trainer_of(configure("trainer.accelerator=gpu"), method_of("method=baseline"), [])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_whole_check_goes_through_on_a_cpu(tmp_path: Path) -> None:
     """At the sizes of the command; a machine that others use may need more time."""
     sizes = replace(CPU, seconds=dict.fromkeys(CPU.seconds, 100))

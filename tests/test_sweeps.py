@@ -46,6 +46,7 @@ def figures(folder: Path) -> dict[str, float]:
     return content
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_is_marked(tmp_path: Path) -> None:
     done = sweep(tmp_path, "method=abe", "method.M=3,1")  # 3 learners cannot share 16 dimensions
     assert done.returncode == 1
@@ -58,7 +59,7 @@ def test_a_job_that_fails_is_marked(tmp_path: Path) -> None:
     assert [row["label"] for row in json.loads((tmp_path / "summary.json").read_text())] == ["ABE"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
     assert sweep(tmp_path, "method=abe", "method.M=3,1").returncode == 1
     larger = sweep(tmp_path, "method=abe", "method.M=2,1")
@@ -68,7 +69,7 @@ def test_the_same_sweep_again_does_what_is_missing(tmp_path: Path) -> None:
     assert {row["label"] for row in json.loads((tmp_path / "summary.json").read_text())} == {"method.M=1", "method.M=2"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_devices_a_job(tmp_path: Path) -> None:
     devices = ["trainer=ddp", "trainer.devices=2", "backbone.batch_norm=running"]
     done = sweep(tmp_path, *devices, "seed=1,2")
@@ -83,7 +84,7 @@ def test_two_devices_a_job(tmp_path: Path) -> None:
     assert len(row["runs"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "plugin",
     [
@@ -100,7 +101,7 @@ def test_launchers(tmp_path: Path, plugin: list[str]) -> None:
         assert "training" in (tmp_path / f"seed={seed}.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path) -> None:
     options = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_trials=4"]
     options += ["hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.max_failure_rate=1"]
@@ -113,7 +114,7 @@ def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path)
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dml.run", "-m", *TINY, "trainer.max_steps=5000", "seed=1,2"]
     command += [f"paths.sweep_dir={tmp_path}"]
@@ -136,7 +137,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("launcher", ["joblib", "submitit"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_signal_to_the_sweep_stops_jobs_that_run_at_once(tmp_path: Path, launcher: str, number: int) -> None:
@@ -266,13 +267,16 @@ def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest
 SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["lr=interval(0.1,0.2)"], "set hydra/sweeper=optuna"),
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
-        pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.slow),
-        pytest.param([*SEARCH, "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'", marks=pytest.mark.slow),
+        pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.exhaustive),
+        pytest.param(
+            [*SEARCH, "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'", marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_options_of_plug_ins_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:
@@ -284,7 +288,7 @@ def test_options_of_plug_ins_that_cannot_be(tmp_path: Path, options: list[str], 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_of_which_every_trial_fails(tmp_path: Path) -> None:
     options = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1"]
     options += ["hydra.sweeper.sampler.seed=0"]  # draws both values; twice the same would be one job
@@ -294,7 +298,7 @@ def test_a_search_of_which_every_trial_fails(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_overlay_says_what_to_sweep_and_the_command_line_stands_above_it(tmp_path: Path) -> None:
     done = sweep(tmp_path, "sweep=K", "method=dces", "method.K=1,2", "method.T=1")
     assert done.returncode == 0, done.stderr
@@ -304,6 +308,7 @@ def test_an_overlay_says_what_to_sweep_and_the_command_line_stands_above_it(tmp_
     assert (tmp_path / "figures" / "over_method.K.png").exists()
 
 
+@pytest.mark.slow
 def test_an_overlay_is_for_sweeps() -> None:
     alone = subprocess.run(
         [sys.executable, "-m", "dml.run", "sweep=I_J", "method.I=1"], capture_output=True, text=True, check=False
@@ -312,6 +317,7 @@ def test_an_overlay_is_for_sweeps() -> None:
     assert alone.stderr == "dml: sweep=I_J is for a sweep over method.J: start it with -m, or leave it out.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((CONF / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
 def test_overlays_sweep_options_that_their_method_has(path: Path) -> None:
     """Every combination composes and builds; the overlay also stands on an experiment."""

@@ -63,6 +63,7 @@ def classes_of(run: Path, part: str) -> list[str]:
     return sorted({found.records.class_names[label] for label in found.records.labels[rows]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, call: Call, part: str) -> None:
     run = run_of(*(["protocol=random_class_split", "protocol.split=0"] if part == "validation" else []))
@@ -94,6 +95,7 @@ def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, ca
     assert (run / "figures" / "threshold.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
     run = run_of()
     photos = tmp_path / "photos"

@@ -60,6 +60,7 @@ def searched(search: Search, out: Path, configure: Callable[..., DictConfig], *v
     (out / search.key / "lr=9.failed").write_text("exit code 2")
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_with_what_its_search_found(
     little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_row_is_trained_with_what_its_search_found(
     assert "lr=2e-3 method.M=2" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_two_processes_do_not_share_the_trials_of_a_search(
     little: Experiment,
@@ -203,6 +205,7 @@ def test_rows_without_a_wanted_training_are_not_searched(
     assert "ABE" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little")
 def test_changes_are_checked_with_the_searches(capsys: pytest.CaptureFixture[str]) -> None:
     """The row itself would be trained with such a change, but not searched."""
@@ -260,12 +263,12 @@ def test_a_wrong_part_is_told_before_the_search(tmp_path: Path, monkeypatch: pyt
     assert not begun
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_searches_and_trainings(little: Experiment) -> None:
     assert not check_rows([little], [], processes=1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_it_is_searched_recorded_and_trained(little: Experiment, tmp_path: Path, jobs: int) -> None:
     actions.run(["us"], rows=["ABE"], out=tmp_path / "out", record=True, jobs=jobs)

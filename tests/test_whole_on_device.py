@@ -101,14 +101,16 @@ def assert_as_on_the_cpu(configure: Configure, folder: Path, *options: str) -> N
         assert found[name] == pytest.approx(expected[name], abs=0.03), name  # another rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "baseline" else pytest.mark.slow) for name in components("method")]
+    "name",
+    [pytest.param(name, marks=[] if name == "baseline" else pytest.mark.exhaustive) for name in components("method")],
 )
 def test_a_method(configure: Configure, tmp_path: Path, name: str) -> None:
     assert_as_on_the_cpu(configure, tmp_path, f"method={name}", "report=true")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [
@@ -138,7 +140,7 @@ def test_options(configure: Configure, tmp_path: Path, options: list[str]) -> No
     assert_as_on_the_cpu(configure, tmp_path, *options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cache", ["disk", "memory", "device"])
 def test_a_cache(configure: Configure, tmp_path: Path, cache: str) -> None:
     root = drawn(tmp_path / "photographs", 96, 60, classes=16)
@@ -146,7 +148,7 @@ def test_a_cache(configure: Configure, tmp_path: Path, cache: str) -> None:
     assert_as_on_the_cpu(configure, tmp_path, *own, "backbone=small", f"dataset.cache={cache}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("network", [["backbone=small"], on_transformers("cls")], ids=["cells", "tokens"])
 def test_kept_features(configure: Configure, tmp_path: Path, network: list[str]) -> None:
     root = drawn(tmp_path / "photographs", 48, 60, classes=16)

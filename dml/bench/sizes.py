@@ -137,5 +137,5 @@ CPU = Sizes(
     pixels=32,
     repeats=3,
     options=("image_size=32", "dataset.size=32", "sampler.batch_size=16"),
-    tests=("not gpu and not slow", "tests/losses/test_functional.py"),
+    tests=("not gpu and not slow and not exhaustive", "tests/losses/test_functional.py"),
 )

@@ -123,6 +123,7 @@ def test_boxes(made: Callable[[str], Path], name: str) -> None:
         assert np.array_equal(records.image(row), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cub200", "cars196_devkit"])
 def test_a_changed_box_is_a_changed_picture(made: Callable[[str], Path], name: str) -> None:
     """For caches, which know pictures by their stamps, and for the fingerprint of a run that goes on."""
@@ -150,6 +151,7 @@ def test_a_box_beyond_the_picture_is_cut_to_it(made: Callable[[str], Path]) -> N
     assert records.image(1).size == (1, 1)
 
 
+@pytest.mark.slow
 def test_cars_come_in_the_order_of_their_classes(made: Callable[[str], Path]) -> None:
     records = cars196(str(made("cars196_devkit")), strict=False)
     assert records.class_names == [str(c) for c in range(95, 103)]
@@ -251,6 +253,7 @@ def test_an_unknown_status(made: Callable[[str], Path]) -> None:
         inshop(str(root), strict=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), [("cars196", "cars_annos.mat"), ("cars196_devkit", "devkit/cars_meta.mat")])
 def test_cars_are_called_by_their_names_where_the_data_say_them(
     made: Callable[[str], Path], name: str, file: str
@@ -358,7 +361,7 @@ def test_a_configuration_builds_on_the_miniature(
     assert len(rows) == len(set(rows.tolist())) == sum(len(b["label"]) for b in parts.data.eval_dataloader(rows))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("one_thread")
 def test_abe_trains_on_cars(configure: Configure, tmp_path: Path) -> None:
     MAKERS["cars196"](tmp_path / "data" / "cars196")
@@ -387,6 +390,7 @@ def test_real_data(configure: Callable[..., DictConfig], data_dir: Path, name: s
     assert min(readable.size) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_cars(configure: Configure, data_dir: Path) -> None:
     """All of it, in the published split, and images of both halves where the annotation says."""

@@ -143,6 +143,7 @@ def fill_slowly(root: Path, cache_dir: Path, log: Path) -> None:
     log.with_suffix(".sum").write_text(str(sum(int(np.asarray(found.image(row)).sum()) for row in range(24))))
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_and_one_killed(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_other_decoding_has_another_cache(records: Records, tmp_path: Path, monk
     assert len(list(tmp_path.glob("images-*"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["shorter_crop", "multires_crop"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_sees_the_same_batches(

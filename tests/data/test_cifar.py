@@ -126,6 +126,7 @@ def test_the_seed_decides(binary: Path) -> None:
     assert not all(np.array_equal(same.image(row), other.image(row)) for row in rows)
 
 
+@pytest.mark.slow
 def test_its_features_are_kept_until_a_picture_changes(
     binary: Path, configure: Callable[..., DictConfig], tmp_path: Path
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_pickle_runs_nothing(python: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "touched").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_one(data_dir: Path, tmp_path: Path) -> None:
     """60,000 images, unpacked if need be, and the sizes of the collage (GSP, Fig. 3b)."""

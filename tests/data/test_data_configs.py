@@ -61,6 +61,7 @@ def test_the_commandline_stands_above_a_dataset(configure: Configure) -> None:
     assert config.transform.train.crop.size == 64
 
 
+@pytest.mark.slow
 def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> None:
     config = configure("dataset=glyphs", "dataset.images_per_class=2")
     records = open_dataset(config)
@@ -69,6 +70,7 @@ def test_the_default_dataset_is_what_its_defaults_say(configure: Configure) -> N
     np.testing.assert_array_equal(records.open_image(5), glyphs(images_per_class=2).open_image(5))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "images"), [("omniglot", 32460), ("birds100", 5902), ("cars196", 16185)])
 def test_the_real_datasets(configure: Configure, data_dir: Path, name: str, images: int) -> None:

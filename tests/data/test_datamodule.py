@@ -167,6 +167,7 @@ class Witness(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
     "ignore:You passed in a `val_dataloader`",

@@ -50,6 +50,7 @@ def stored(config: DictConfig) -> tuple[Parts, DataModule]:
     return parts, attached(parts.data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choice",
     [
@@ -80,6 +81,7 @@ def test_figures_are_those_without_it(
         torch.testing.assert_close(value, others[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", [["backbone=small"], VIT])
 def test_batches_are_what_the_stem_makes_of_the_images(
     configure: Configure, options: list[str], network: list[str]
@@ -99,6 +101,7 @@ def test_batches_are_what_the_stem_makes_of_the_images(
             torch.testing.assert_close(learners, plain.method.embed(seen["image"]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_copies_are_drawn_once_and_each_is_used(configure: Configure, options: list[str]) -> None:
     options = [*options, "backbone.train=none", "transform=resized_crop", "transform.copies=3"]
     parts, data = stored(configure(*options, "dataset.cache=features"))
@@ -117,6 +120,7 @@ def test_copies_are_drawn_once_and_each_is_used(configure: Configure, options: l
     assert torch.equal(again, next(iter(data.train_dataloader()))["image"])
 
 
+@pytest.mark.slow
 def test_it_is_computed_once_and_goes_on_after_a_kill(
     configure: Configure, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_it_is_computed_once_and_goes_on_after_a_kill(
     assert len(list((tmp_path / "cache").glob("features-*"))) == 2
 
 
+@pytest.mark.slow
 def test_other_weights_are_other_features(configure: Configure, options: list[str]) -> None:
     first, second = (stem_of(build(configure(*options, "backbone.train=none", f"seed={seed}"))) for seed in (0, 1))
     assert first.fingerprint() != second.fingerprint()
@@ -169,7 +174,7 @@ def test_another_precision_of_products_is_another_store(configure: Configure, op
     assert found[0] == found[2] != found[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_are_one(on_ranks: Callable[..., list[Any]], tmp_path: Path, options: list[str]) -> None:
     chosen = [*options, "backbone.train=none", *STILL, f"paths.cache_dir={tmp_path / 'cache'}"]
     halves = on_ranks(2, _on_rank, chosen)

@@ -103,6 +103,7 @@ def test_of_many_images_in_little_time() -> None:
     assert time.process_time() - start < 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_does_not_go_on_with_other_data(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

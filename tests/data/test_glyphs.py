@@ -35,6 +35,7 @@ def difference(bitmaps: Tensor) -> Tensor:
     return torch.maximum(missed, missed.T)
 
 
+@pytest.mark.slow
 def test_no_two_classes_look_alike_in_any_typeface() -> None:
     for face in FACES:
         font = FT2Font(font_file(face))

@@ -132,6 +132,7 @@ def test_one_alphabet_cannot_be_split(tmp_path: Path) -> None:
         omniglot(str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_the_real_zips(data_dir: Path) -> None:
     records = omniglot(str(data_dir / "omniglot"))

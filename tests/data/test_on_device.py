@@ -50,6 +50,7 @@ def images(data: DataModule, steps: int) -> Tensor:
     return torch.stack([batch["image"] for batch in islice(iter(data.train_dataloader()), steps)])
 
 
+@pytest.mark.slow
 def test_a_run_has_the_figures_of_decoding_anew_also_where_it_changes_on_the_way(
     configure: Configure, tmp_path: Path, photographs_options: list[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_place_in_the_global_batch_has_its_view_on_any_rank_after_any_resume(
     assert len({tuple(image.flatten().tolist()) for image in whole.flatten(0, 1)}) == 40
 
 
+@pytest.mark.slow
 def test_draws_of_the_strongest_are_of_seed_step_and_place(
     configure: Configure, photographs_options: list[str]
 ) -> None:
@@ -201,7 +203,7 @@ def _on_rank(options: list[str]) -> Tensor:
     return images(attached(build(composed(*options)).data, rank, world_size), 4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_have_the_batches_of_one(
     on_ranks: Callable[..., list[Any]], tmp_path: Path, photographs_options: list[str]
 ) -> None:
@@ -211,7 +213,7 @@ def test_two_processes_have_the_batches_of_one(
     assert torch.equal(torch.cat(halves, 1), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_on_two_processes_is_the_run_on_one(
     configure: Configure, tmp_path: Path, photographs_options: list[str]
 ) -> None:

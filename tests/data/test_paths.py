@@ -59,7 +59,7 @@ def test_what_is_said_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("order", ["sorted", "random"])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ten_million_images_of_a_million_classes(order: str) -> None:
     """Records, split, samplers, data module and a batch, in less than 4 GB and a minute or two on a busy core."""
     benchmark = Path(__file__).parents[2] / "experiments/bench/scale.py"

@@ -186,6 +186,7 @@ def test_a_byte_at_a_time_is_not_waited_for(
     assert not (tmp_path / "file").exists()
 
 
+@pytest.mark.slow
 def test_a_server_may_take_its_time(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the grace, where much comes then."""
     monkeypatch.setattr(fetching, "GRACE", 1.0)
@@ -339,6 +340,7 @@ def test_only_by_hand(config_of: Callable[..., DictConfig]) -> None:
 # --- re-packagings ---
 
 
+@pytest.mark.slow
 def test_kaggle_with_folders_twice(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
     """`cars_train/cars_train/`, and annotations of the devkit apart, one renamed by a browser."""
     made = tmp_path / "made"
@@ -357,6 +359,7 @@ def test_kaggle_with_folders_twice(config_of: Callable[..., DictConfig], tmp_pat
     assert found.class_names == expected.class_names
 
 
+@pytest.mark.slow
 def test_kaggle_by_class(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
     """`names.csv anno_train.csv anno_test.csv car_data/car_data/train/<name>/<file>`."""
     made, kaggle = tmp_path / "made", tmp_path / "kaggle"
@@ -380,7 +383,7 @@ def test_kaggle_by_class(config_of: Callable[..., DictConfig], tmp_path: Path) -
     assert {Path(p).parts[-2:]: found.image(i).tobytes() for i, p in enumerate(found.paths)} == pixels
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_hugging_face_cars(config_of: Callable[..., DictConfig], tmp_path: Path) -> None:
     made, source = tmp_path / "made", tmp_path / "hub" / "data"
     MAKERS["cars196_devkit"](made)

@@ -79,6 +79,7 @@ def test_pairs_are_half_positive_half_negative() -> None:
     assert max(abs(n - 80) for counts in (positives, negatives) for n in counts.values()) < 40
 
 
+@pytest.mark.slow
 def test_partners_are_uniform() -> None:
     """Over the other images of the class, and over all images of other classes, unequal in size."""
     labels = np.array([5, 2, 2, 9, 9, 9, 9, 2])

@@ -113,6 +113,7 @@ def test_resized_crop_covers_the_stated_areas() -> None:
     assert 1.25 < aspect.max() < 1.37
 
 
+@pytest.mark.slow
 def test_multires_crop_scales_as_stated_and_pads_what_lacks() -> None:
     """On a square whose right half is white, the resized side is told by the steepness of a ramp."""
     ramp = Image.fromarray(np.tile(np.arange(0, 200, 2, dtype=np.uint8)[None, :, None], (100, 1, 3)))
@@ -129,11 +130,13 @@ def test_multires_crop_scales_as_stated_and_pads_what_lacks() -> None:
         assert torch.allclose(other, MEAN[:, None].expand_as(other))
 
 
+@pytest.mark.slow
 def test_jitter_brings_in_edge_pixels_and_no_frame() -> None:
     """A white picture stays white wherever it is moved; a constant fill would show."""
     assert all((seeded(TRAIN["jitter"](), plain(40, 40), seed) > 0.99).all() for seed in range(300))
 
 
+@pytest.mark.slow
 def test_jitter_never_flips() -> None:
     half = np.zeros((SIZE, SIZE, 3), np.uint8)
     half[:, SIZE // 2 :] = 255

@@ -71,6 +71,7 @@ def assert_close(found: Any, expected: Any, name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_everything_is_computed_on_one_device() -> None:
     expected = everything(lambda values: values, clustering=False)
     with pretended():

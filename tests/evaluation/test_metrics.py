@@ -420,7 +420,7 @@ def test_floats_of_any_width_are_embeddings(kind):
     assert evaluate(embeddings.astype(kind), labels) == evaluate(embeddings, labels)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_at_the_size_of_sop_stays_within_its_bound():
     benchmark = Path(__file__).parents[2] / "experiments/bench/evaluation.py"
     assert subprocess.run([sys.executable, benchmark, "--memory"], check=False).returncode == 0

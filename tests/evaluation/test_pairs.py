@@ -93,6 +93,7 @@ def test_matches_by_class(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(matches.different, np.outer(images, images) - np.diag(images**2))
 
 
+@pytest.mark.slow
 def test_intervals_are_those_of_literal_draws() -> None:
     """Images of the drawn classes copied and all pairs counted anew."""
     points, labels = coarse(120, 10, 6)
@@ -188,7 +189,7 @@ def test_what_has_no_pairs_is_told() -> None:
         Pairs(points, np.zeros(6, int))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sixty_thousand_images_take_less_than_a_gigabyte() -> None:
     script = """
 import resource, numpy as np

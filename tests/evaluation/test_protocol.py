@@ -141,7 +141,8 @@ def test_one_image_galleries_can_select_on_classes() -> None:
     assert split.monitor == "validation"
 
 
-@pytest.mark.parametrize("select", [pytest.param("last", marks=pytest.mark.slow), "best_test", "val_classes"])
+@pytest.mark.slow
+@pytest.mark.parametrize("select", [pytest.param("last", marks=pytest.mark.exhaustive), "best_test", "val_classes"])
 def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -> None:
     """The figures under `test/` are those of the checkpoint that `select` says; its scores are written by query."""
     options = [*TINY, f"protocol.select={select}", "protocol.every=2", "lr=0.05", "trainer.max_steps=8", "seed=2"]
@@ -174,6 +175,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     assert json.loads((folder / "metrics.json").read_text()) == figures
 
 
+@pytest.mark.slow
 def test_patience(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training ends after as many evaluations without a better one; killed before, it goes on to the same end."""
     options = [

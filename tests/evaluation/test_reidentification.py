@@ -214,6 +214,7 @@ def two_cameras(**_: object) -> Records:
     return Records("streets", names, labels, roles, [str(c) for c in range(16)], open_image, cameras=np.arange(96) % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["market1501", "vehicleid"])
 def test_a_run_under_the_protocol(configure: Callable[..., DictConfig], tmp_path: Path, protocol: str) -> None:
     data = ["~dataset.classes", "~dataset.images_per_class", "~dataset.size", "~dataset.seed"]

@@ -32,6 +32,7 @@ def few_images() -> Cifar100:
     return Cifar100(images, classes, classes // 2, train, list("abcd"), ["x", "y"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_pretraining_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped at the start of its last epoch it ends bit for bit as undisturbed; the backbone reads its weights."""
@@ -111,6 +112,7 @@ def test_tokens_of_a_sample_are_of_its_class_or_of_all() -> None:
     assert np.std(shares) > 0.03
 
 
+@pytest.mark.slow
 def test_zero_shot_prediction_of_a_linear_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Embeddings that are linear in the attributes are predicted; unrelated ones are not."""
     monkeypatch.syspath_prepend(str(FOLDER))  # as when the script is started

@@ -39,8 +39,9 @@ def test_training_images_are_random_and_test_images_are_not(peer: ModuleType, tm
     assert not differ(test)
 
 
+@pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.parametrize("scheduler", [pytest.param("constant", marks=pytest.mark.slow), "cosine"])
+@pytest.mark.parametrize("scheduler", [pytest.param("constant", marks=pytest.mark.exhaustive), "cosine"])
 def test_the_same_batches_train_the_same_network(peer: ModuleType, data_dir: Path, scheduler: str) -> None:
     """From the same weights and on the same batches, the losses of the first steps agree with the baseline's."""
     config, lr, factor = peer.settings(read_experiment(peer.COMPARISON), None, None)

@@ -43,6 +43,7 @@ def test_weights_are_the_formula(d: int, spread: float) -> None:
         torch.testing.assert_close(weights[anchor] / weights[anchor].sum(), expected, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_negatives_are_drawn_with_these_weights() -> None:
     points, labels = unit(8, 6, 0.5).float(), torch.tensor([0, 0, 0, 1, 1, 2, 2, 3])
     torch.manual_seed(0)

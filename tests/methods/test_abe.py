@@ -35,6 +35,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "learners", "dim", "params", "flops"), PUBLISHED)
 def test_the_sizes_of_tables_1_and_8(
     method_of: MethodOf, name: str, learners: int, dim: int, params: str, flops: str

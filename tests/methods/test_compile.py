@@ -14,7 +14,7 @@ from dml.errors import UserError
 from dml.methods.base import Method
 from dml.training import run as train
 from dml.training.compiling import compile_steps
-from tests.components import but_slow, components, on_transformers
+from tests.components import but_exhaustive, components, on_transformers
 from tests.conftest import TINY
 
 pytestmark = [
@@ -65,25 +65,27 @@ def assert_one_graph(method_of: MethodOf, *options: str, backend: str = "eager",
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", but_slow("method", "abe", "deml", "gsp", "mheads_att", "mtails"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", but_exhaustive("method", "abe", "deml", "gsp", "mheads_att", "mtails"))
 def test_a_method_is_one_graph(method_of: MethodOf, name: str) -> None:
     assert_one_graph(method_of, f"method={name}")
 
 
-@pytest.mark.parametrize("name", but_slow("head", *(name for name in components("head") if name != "cls_avg")))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", but_exhaustive("head", *(name for name in components("head") if name != "cls_avg")))
 def test_a_head_is_one_graph(method_of: MethodOf, name: str) -> None:
     """One that sees both the class token and the map is tried always."""
     assert_one_graph(method_of, "method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [*([f"method={name}"] for name in components("method")), *OPTIONS], ids=" ".join)
 def test_gradients_of_a_graph(method_of: MethodOf, options: list[str]) -> None:
     """Forward and backward pass as graphs."""
     assert_one_graph(method_of, *options, backend="aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("backbone"))
 def test_a_backbone_is_one_graph(method_of: MethodOf, name: str) -> None:
     side = 28 if name.startswith("dinov2") else 32  # its patches have 14 pixels
@@ -134,6 +136,7 @@ def assert_same_training(one: dict[str, Any], other: dict[str, Any]) -> None:
     torch.testing.assert_close(one["state_dict"], other["state_dict"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_alone_are_compiled(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation is not, whose last batch is smaller; checkpoints are the same."""
     plain = trained(configure, tmp_path / "plain")
@@ -142,6 +145,7 @@ def test_steps_alone_are_compiled(configure: Configure, tmp_path: Path, monkeypa
     assert called == [16] * 4
 
 
+@pytest.mark.slow
 def test_what_counts_its_steps_waits(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prototypes that are still to come are counted on the host."""
     monkeypatch.setattr("dml.models.gsp.SEEDS", 40)
@@ -189,7 +193,7 @@ def test_batch_norm_of_several_devices(method_of: MethodOf) -> None:
 
 @pytest.mark.parametrize("name", ["abe", "gsp", "deml"])
 @pytest.mark.parametrize(
-    "accelerator", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
+    "accelerator", [pytest.param("cpu", marks=pytest.mark.exhaustive), pytest.param("gpu", marks=pytest.mark.gpu)]
 )
 def test_a_training_by_inductor(configure: Configure, tmp_path: Path, name: str, accelerator: str) -> None:
     """In double precision: in single a rounded maximum or hinge is another gradient, and Adam goes by its sign."""

@@ -155,6 +155,7 @@ def test_learners_are_slices_of_one_linear_layer(method_of: Callable[..., Method
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 def test_one_learner_is_the_baseline_step_for_step(configure: Configure, tmp_path: Path) -> None:
     places = {name: f"paths.output_dir={tmp_path / name}" for name in ("baseline", "dces")}
     adam = ["optimizer=adam"]
@@ -176,6 +177,7 @@ def test_one_learner_is_the_baseline_step_for_step(configure: Configure, tmp_pat
 # An iteration.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Configure, optimizer: str) -> None:
     """Gradients of the other slices are zero, and momentum and decay move nothing of them either."""
@@ -203,6 +205,7 @@ def test_an_iteration_trains_the_backbone_one_slice_and_its_loss(configure: Conf
     assert watch.rates == [pytest.approx(1e-3)] * 12 + [pytest.approx(5e-4)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["triplet", "proxy_nca sampler=uniform", "multi_similarity", "xbm"])
 def test_any_loss_trains_learners_and_the_merged_embedding(configure: Configure, loss: str) -> None:
     watch = Watch()
@@ -214,6 +217,7 @@ def test_any_loss_trains_learners_and_the_merged_embedding(configure: Configure,
     assert moved == ({"0", "1", "2"} if "proxy" in loss else set())
 
 
+@pytest.mark.slow
 def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method]) -> None:
     proxies = method_of("method=dces", "method.K=3", "loss=proxy_nca")
     proxies._merge_losses()
@@ -233,6 +237,7 @@ def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method])
     torch.testing.assert_close(betas.losses[3].loss.beta, torch.full((5,), 2.0))
 
 
+@pytest.mark.slow
 def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Method]) -> None:
     method = method_of("method=dces", "method.K=4", "loss=abe_contrastive")
     embeddings = F.normalize(torch.randn(6, 4, 6), dim=-1)
@@ -244,6 +249,7 @@ def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Met
 # Clustering.
 
 
+@pytest.mark.slow
 def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """What K-means is given is the concatenated embedding of the training images, without augmentation."""
     given: list[np.ndarray] = []
@@ -266,6 +272,7 @@ def test_clusters_are_those_of_the_embedding(configure: Configure, monkeypatch: 
     torch.testing.assert_close(torch.as_tensor(given[0]), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_released_space_is_that_of_normalised_features(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +289,7 @@ def test_the_released_space_is_that_of_normalised_features(
     assert features.shape[1] != config.head.dim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_running_assignments_take_what_training_saw_last(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, precision: str
@@ -317,6 +325,7 @@ def test_running_assignments_take_what_training_saw_last(
     assert 0 == seen[0] < 30 < seen[1] <= seen[2] < 72
 
 
+@pytest.mark.slow
 def test_clusters_last_for_t_epochs(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     plain = DCES._regroup
@@ -325,6 +334,7 @@ def test_clusters_last_for_t_epochs(configure: Configure, monkeypatch: pytest.Mo
     assert steps == [0, 8]
 
 
+@pytest.mark.slow
 def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """K-means numbers the same clusters differently each time."""
     halves = np.arange(72) // 36
@@ -337,6 +347,7 @@ def test_unmatched_clusters_go_to_learners_as_they_come(configure: Configure, mo
         assert np.array_equal(watch.clusters[4], halves) == kept
 
 
+@pytest.mark.slow
 def test_where_kmeans_finds_the_classes_the_clusters_before_stay(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -372,6 +383,7 @@ def grouping(config: DictConfig) -> list[int]:
     return found.tolist()
 
 
+@pytest.mark.slow
 def test_groupings_of_table_6(configure: Configure) -> None:
     by_label = grouping(configure(*SMALL, "method.K=4", "head.dim=16", "method.grouping=labels"))
     assert by_label == np.repeat(np.arange(4), 18).tolist()  # 12 classes of 6, in order
@@ -381,6 +393,7 @@ def test_groupings_of_table_6(configure: Configure) -> None:
     assert one != other
 
 
+@pytest.mark.slow
 def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: Configure) -> None:
     watch = Watch()
     method, folder = fit(configure(*SMALL, "method.split_embedding=false"), watch)
@@ -392,6 +405,7 @@ def test_without_splitting_the_whole_embedding_learns_from_clusters(configure: C
     assert load_method(str(folder / "checkpoints" / "last.ckpt")).embed(torch.rand(1, 3, 32, 32)).shape == (1, 1, 16)
 
 
+@pytest.mark.slow
 def test_what_is_logged_and_drawn(configure: Configure) -> None:
     method, folder = fit(configure(*SMALL, "report=true"))
     grouped = [record for record in read_metrics(folder / "metrics.jsonl") if "clusters/0/images" in record]
@@ -414,11 +428,12 @@ def test_what_is_logged_and_drawn(configure: Configure) -> None:
 # Going on, and mistakes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ["method.assignments_from=running"],
-        pytest.param(["loss=proxy_nca", "sampler=uniform"], marks=pytest.mark.slow),
+        pytest.param(["loss=proxy_nca", "sampler=uniform"], marks=pytest.mark.exhaustive),
     ],
 )
 def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
@@ -456,6 +471,7 @@ def test_stopped_inside_a_period_and_resumed_equals_undisturbed(
         torch.testing.assert_close(value, other["dces"][name], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method]) -> None:
     for options, sentence in (
         (["method.K=5"], r"head\.dim=24 is the width of all 5 learners"),
@@ -485,6 +501,7 @@ def test_mistakes_are_told(configure: Configure, method_of: Callable[..., Method
         train.prepare_run(configure(*SMALL, "sampler=abe_pairs", "sampler.batch_size=16"), RunFolder(Path("unused")))
 
 
+@pytest.mark.slow
 def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(UserError, match=r"faiss, which is not installed: pip install '\.\[cpu\]' or '\.\[gpu\]'"):
@@ -493,6 +510,7 @@ def test_missing_faiss_names_the_extra(configure: Configure, monkeypatch: pytest
         train.prepare_run(configure(*SMALL, *options), RunFolder(Path("unused")))
 
 
+@pytest.mark.slow
 def test_fine_tuning_alone(configure: Configure) -> None:
     """Both shares 0: the slices are trained together from the start, on all images, and nothing is clustered."""
     method, folder = fit(configure(*SMALL, "method.full_embedding_from=0", "method.finetune_from=0", "report=true"))
@@ -501,6 +519,7 @@ def test_fine_tuning_alone(configure: Configure) -> None:
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_overfitting_sees_the_same_batches_of_the_same_learners(configure: Configure) -> None:
     """Six batches, a period of four, and 14 steps."""
     watch = Watch()

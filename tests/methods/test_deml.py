@@ -65,6 +65,7 @@ def test_scales_start_from_the_same_trunk(method_of: MethodOf) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_object_attention_looks_at_the_layers_asked_for(method_of: MethodOf) -> None:
     assert deml(method_of).scales[0].layers == ("block2", "block4")
     assert deml(method_of, "backbone=googlenet_v1", "image_size=64").scales[0].layers == ("inception4e", "inception5b")
@@ -190,6 +191,7 @@ def test_both_sides_of_the_game_against_finite_differences(method_of: MethodOf) 
                 assert float(gradient[at]) == pytest.approx(sign * slope, rel=1e-4, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_the_game_is_between_the_adversary_and_f_g_and_the_cams(method_of: MethodOf) -> None:
     """Section 3.2: max over f, g, CAMs; min over the adversary. The learners' layers take no part in eq. 4."""
     method = deml(
@@ -275,6 +277,7 @@ def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
     assert objective_of(method, embeddings, labels)["hinge"].item() == pytest.approx(0.2 * by_hand, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_learners_of_a_scale_share_their_layer_unless_told_otherwise(method_of: MethodOf) -> None:
     options = ["method.I=2", "method.J=3"]
     shared, own = (deml(method_of, *options, f"method.shared_head={shared}") for shared in (True, False))
@@ -314,6 +317,7 @@ def test_activation_decay_is_equation_6() -> None:
     assert functional.activation_decay(outputs, weights, 0.014, 0.25).item() == pytest.approx(decay, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[..., DictConfig]) -> None:
     options = ["method=deml", "method.I=2", "method.J=2", "trainer.max_steps=6", "protocol.every=6"]
     config = configure(*TINY, *options, "protocol.seen=true", "report=true")
@@ -361,6 +365,7 @@ def test_a_width_for_the_adversary_is_no_trouble_where_none_plays(method_of: Met
     assert len(deml(method_of, "method.J=1", "method.adversary_width=1").adversaries) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["trainer.precision=bf16-true"], ["method.checkpointing=true"]])
 def test_half_precision_and_checkpointing(
     configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, options: list[str]
@@ -370,6 +375,7 @@ def test_half_precision_and_checkpointing(
     assert metrics["run/steps"] == 2
 
 
+@pytest.mark.slow
 def test_no_pictures_of_what_there_is_not(method_of: MethodOf) -> None:
     def plots(*options: str) -> list[str]:
         method = deml(method_of, *options).eval()

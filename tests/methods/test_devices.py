@@ -56,6 +56,7 @@ def assert_at_home(
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", components("method"))
 def test_a_method(method_of: MethodOf, name: str) -> None:
     assert_at_home(method_of, f"method={name}")
@@ -66,20 +67,20 @@ def test_a_loss(method_of: MethodOf, name: str) -> None:
     assert_at_home(method_of, "method=baseline", f"loss={name}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("miner"))
 def test_a_miner(method_of: MethodOf, name: str) -> None:
     assert_at_home(method_of, "method=baseline", "loss=triplet", f"miner={name}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("head"))
 def test_a_head(method_of: MethodOf, name: str) -> None:
     options = ["method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name)]
     assert_at_home(method_of, *options, deterministic=not name.startswith("cls"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_backbone(method_of: MethodOf, name: str) -> None:
     """With one cell per image, whose batch norm makes rounding errors larger."""
@@ -88,6 +89,7 @@ def test_a_backbone(method_of: MethodOf, name: str) -> None:
     assert_at_home(method_of, *options, tolerance=0.01, deterministic=not name.startswith(POSITIONS), side=side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -101,6 +103,7 @@ def test_options(method_of: MethodOf, options: tuple[str, ...]) -> None:
     assert_at_home(method_of, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["abe", "mheads_att", "deml", "diablo", "gsp"])
 def test_plots(configure: Callable[..., DictConfig], name: str) -> None:
     parts = build(configure(*TINY, f"method={name}"))
@@ -140,19 +143,19 @@ def test_a_method_in_mixed_precision(method_of: MethodOf, name: str) -> None:
     assert_mixes(method_of, f"method={name}", *balance)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("loss"))
 def test_a_loss_in_mixed_precision(method_of: MethodOf, name: str) -> None:
     assert_mixes(method_of, "method=baseline", f"loss={name}")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("head"))
 def test_a_head_in_mixed_precision(method_of: MethodOf, name: str) -> None:
     assert_mixes(method_of, "method=baseline", f"head={name}", "loss=abe_contrastive", *on_transformers(name))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", components("method"))
 def test_a_method_on_a_transformer(method_of: MethodOf, name: str) -> None:
     """Whose maps carry tokens along."""

@@ -159,6 +159,7 @@ def test_the_loss_sees_the_concatenation_of_unit_norm(method_of: MethodOf) -> No
     torch.testing.assert_close(seen[0].norm(dim=1), torch.ones(2))
 
 
+@pytest.mark.slow
 def test_the_cost_on_the_original_googlenet(method_of: MethodOf) -> None:
     """Each further branch costs 0.75e9 multiply-adds, 0.7e9 of them psi (section 4.1); all further parameters are phi,
     a copy of inception 4a to 4e, and the dictionary."""

@@ -128,6 +128,7 @@ def test_a_run_names_the_step_and_saves_nothing_behind_it(
     assert [line["step"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, *logged]
 
 
+@pytest.mark.slow
 def test_anomalies_in_the_backward_pass(configure: Configure, nan_at: NanAt) -> None:
     nan_at(2)
     options = [*TINY, *RARE, "+trainer.detect_anomaly=true"]
@@ -138,6 +139,7 @@ def test_anomalies_in_the_backward_pass(configure: Configure, nan_at: NanAt) -> 
         run(configure(*options), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignments", ["fresh", "running"])
 def test_clusters_between_two_logs(configure: Configure, nan_at: NanAt, assignments: str) -> None:
     nan_at(2, DCES)

@@ -147,6 +147,7 @@ def test_prototypes_by_k_centre(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(parameter, k_centres(means, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", ["random", "kcenter"])
 def test_the_optimizer_moves_prototypes(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, init: str, tmp_path: Path
@@ -246,6 +247,7 @@ def test_every_method_takes_the_head(method_of: Callable[..., Method], name: str
     assert all(pool.prototypes.grad is not None for pool in pools)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None:
     """A run with its pictures; stopped half-way, it ends the same."""
     options = [
@@ -350,6 +352,7 @@ def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytes
         assert all(p.grad is not None for p in method.losses.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", ["cub", "cars", "inshop", "sop"])
 def test_the_papers_settings(configure: Configure, benchmark: str) -> None:
     """Section 1.6.7, as printed; every loss composes with every benchmark."""

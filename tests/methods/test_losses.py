@@ -1,6 +1,6 @@
 """Every loss of conf/loss with every method: it trains, and a training that was stopped goes on as if it had not been.
 
-By default each method with one loss that has a state, and each loss for a step; with -m slow all with all.
+Each method with one loss that has a state, and each loss for a step; with -m exhaustive all with all.
 """
 
 import itertools
@@ -33,7 +33,7 @@ MINERS = [name for name in components("miner") if name != "none"]
 WITH_STATE = ("xbm", "margin", "soft_triple", "proxy_anchor", "subcenter_arcface", "arcface")
 DIAGONAL = set(zip(METHODS, itertools.cycle(WITH_STATE), strict=False))
 CASES = [
-    pytest.param(*case, marks=() if case in DIAGONAL else pytest.mark.slow)
+    pytest.param(*case, marks=() if case in DIAGONAL else pytest.mark.exhaustive)
     for case in itertools.product(METHODS, LOSSES)
 ]
 STEPS = 4
@@ -91,6 +91,7 @@ def tiny(configure: Callable[..., DictConfig], cache: Path, tmp_path: Path) -> C
     return tiny
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "loss"), CASES)
 def test_every_loss_trains_and_resumes(tiny: Callable[..., DictConfig], method: str, loss: str) -> None:
     options = [f"loss={loss}", *OF_A_LOSS.get(loss, ())]

@@ -27,6 +27,7 @@ def plain_trainer() -> pl.Trainer:
     return pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You are using a custom batch sampler")
 def test_validate_and_predict_from_python(configure: Callable[..., DictConfig], capsys: object) -> None:
     """The metrics of the run's own evaluation, and the embeddings of `embed` in the order of the rows."""

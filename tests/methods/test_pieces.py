@@ -41,7 +41,7 @@ Found = dict[str, Tensor]
 METHODS = components("method")
 LOSSES = ["contrastive", "multi_similarity", "margin", "proxy_anchor", "xbm"]
 QUICK = [(name, LOSSES[i % len(LOSSES)]) for i, name in enumerate(METHODS)]
-SLOW, SGD, ANOMALY = pytest.mark.slow, "optimizer=sgd", "+trainer.detect_anomaly=true"
+EXHAUSTIVE, SGD, ANOMALY = pytest.mark.exhaustive, "optimizer=sgd", "+trainer.detect_anomaly=true"
 FROZEN = "backbone.batch_norm=running"
 BATCH, PIECE = 16, 4
 LABELS = torch.arange(BATCH) // 4
@@ -115,12 +115,13 @@ def assert_whole(cases: list[tuple[str, str]], found: list[Found]) -> None:
             assert apart < 1e-10, f"{name}, {loss}: {what} differs by {apart:.1g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "loss"), QUICK)
 def test_the_gradient_is_that_of_the_whole_batch(name: str, loss: str) -> None:
     assert_whole([(name, loss)], in_pieces([(name, loss)]))
 
 
-@SLOW
+@EXHAUSTIVE
 def test_two_ranks(on_ranks: Callable[..., list[Any]]) -> None:
     """DDP averages once; what the method computes beside embeddings and the loss's parameters are those of all."""
     cases = [("gsp", "proxy_anchor")]
@@ -128,7 +129,7 @@ def test_two_ranks(on_ranks: Callable[..., list[Any]]) -> None:
         assert_whole(cases, of_rank)
 
 
-@SLOW
+@EXHAUSTIVE
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_method_with_every_loss(on_ranks: Callable[..., list[Any]], world: int) -> None:
     cases = [(name, loss) for name in METHODS for loss in LOSSES]
@@ -257,6 +258,7 @@ def test_sums_of_pieces_are_not_rounded_to_half_precision() -> None:
     torch.testing.assert_close(layer.weight.grad, rounded.sum(0).expand(8, 8), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -288,14 +290,15 @@ def trained(configure: Configure, folder: Path, *options: str) -> dict[str, Any]
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "tolerance"),
     [
         (["method=abe", "trainer.precision=64-true", "trainer.gradient_clip_val=0.01"], 1e-9),
         pytest.param(
-            ["method=dces", "method.K=2", "method.T=1", "trainer.precision=64-true", ANOMALY], 1e-9, marks=SLOW
+            ["method=dces", "method.K=2", "method.T=1", "trainer.precision=64-true", ANOMALY], 1e-9, marks=EXHAUSTIVE
         ),
-        pytest.param(["method=gsp", "head.m=4", "trainer.precision=bf16-mixed", SGD], 1e-3, marks=SLOW),
+        pytest.param(["method=gsp", "head.m=4", "trainer.precision=bf16-mixed", SGD], 1e-3, marks=EXHAUSTIVE),
     ],
     ids=["clipped", "dces", "bf16-mixed"],
 )
@@ -307,7 +310,7 @@ def test_a_run_in_pieces_is_the_run_of_whole_batches(
     torch.testing.assert_close(pieces, whole, rtol=tolerance, atol=tolerance)
 
 
-@SLOW
+@EXHAUSTIVE
 def test_two_processes_in_pieces_are_one_with_whole_batches(configure: Configure, tmp_path: Path) -> None:
     """The command line, Lightning's launcher and its DDP."""
     options = ["method=gsp", "head.m=4", "trainer.precision=64-true", "loss=proxy_anchor"]
@@ -320,6 +323,7 @@ def test_two_processes_in_pieces_are_one_with_whole_batches(configure: Configure
     torch.testing.assert_close(two, whole, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_with_compiled_learners(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["trainer.precision=64-true", f"trainer.micro_batch={PIECE}"]
     plain = trained(configure, tmp_path / "plain", *options)
@@ -328,7 +332,7 @@ def test_with_compiled_learners(configure: Configure, tmp_path: Path, monkeypatc
     assert called == [PIECE] * 4 * 2 * (BATCH // PIECE)
 
 
-@SLOW
+@EXHAUSTIVE
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
 @pytest.mark.parametrize("name", ["abe", "gsp", "deml"])
 def test_with_inductor(configure: Configure, tmp_path: Path, name: str) -> None:
@@ -338,6 +342,7 @@ def test_with_inductor(configure: Configure, tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_undisturbed(configure: Configure, tmp_path: Path) -> None:
     """A memory, draws of a miner and a side loss that is weighed in the first steps."""
     options = [
@@ -370,6 +375,7 @@ def test_stopped_and_resumed_equals_undisturbed(configure: Configure, tmp_path: 
     assert all(torch.equal(one[2][name], value) for name, value in other[2].items())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_other_pieces(configure: Configure, tmp_path: Path) -> None:
     """A batch that did not fit into memory does not cost the run."""
     shorter = [*RUN, "trainer.max_steps=2"]
@@ -378,6 +384,7 @@ def test_a_run_goes_on_in_other_pieces(configure: Configure, tmp_path: Path) -> 
     assert train.run(configure(*longer), longer)["run/steps"] == 4
 
 
+@pytest.mark.slow
 def test_terms_that_are_not_finite_are_named(configure: Configure, tmp_path: Path) -> None:
     options = [*RUN, f"trainer.micro_batch={PIECE}", "lr=1e30", "trainer.max_steps=4"]
     with pytest.raises(UserError, match=r"became (nan|inf) at step \d"):

@@ -80,7 +80,7 @@ def test_a_gpu(method_of: MethodOf, name: str, how: dict[str, bool], tolerance: 
     assert_close(course(method_of, name, "cuda", **how), course(method_of, name, "cpu"), tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["abe", "gsp"])
 def test_compiled(method_of: MethodOf, name: str) -> None:
     assert_close(course(method_of, name, "cpu", compiled=True), course(method_of, name, "cpu"), 1e-4)
@@ -113,7 +113,7 @@ def test_a_resumed_run_is_exact_on_a_gpu(configure: Configure, tmp_path: Path, o
     assert_resumed_exactly(configure, tmp_path, "gpu", options)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", RESUMED, ids=" ".join)
 def test_a_resumed_run_is_exact(configure: Configure, tmp_path: Path, options: list[str]) -> None:
     assert_resumed_exactly(configure, tmp_path, "cpu", options)

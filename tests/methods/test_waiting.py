@@ -146,12 +146,14 @@ class OneStep(Callback):
             raise Stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", components("method"))
 def test_a_whole_step(configure: Callable[..., DictConfig], tmp_path: Path, name: str) -> None:
     found = reads_of_a_step(configure, tmp_path, f"method={name}")
     assert len(found) == METHODS.get(name, 0), "\n".join(found)
 
 
+@pytest.mark.slow
 def test_a_step_that_remembers_embeddings(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     found = reads_of_a_step(
         configure, tmp_path, "method=dces", "method.assignments_from=running", "loss=abe_contrastive"
@@ -159,6 +161,7 @@ def test_a_step_that_remembers_embeddings(configure: Callable[..., DictConfig], 
     assert not found, "\n".join(found)
 
 
+@pytest.mark.slow
 def test_a_step_with_what_the_trainer_adds(configure: Callable[..., DictConfig], tmp_path: Path) -> None:
     options = ["trainer.gradient_clip_val=1", "trainer.precision=bf16-mixed", "scheduler=plateau"]
     found = reads_of_a_step(configure, tmp_path, "method=abe", *options)

@@ -41,7 +41,7 @@ SHALLOW: dict[str, dict[str, Any]] = {name: {"options": {"depth": 4}} for name i
 SHALLOW |= {name: {"options": {"depths": [1, 2, 2, 1]}} for name in ("swin_tiny", "convnext_tiny")}
 SHALLOW |= {"timm": {"model_name": "test_resnet"}}
 PATCHED = (*TRANSFORMERS, "swin_tiny")  # whose patches lie side by side in an image
-LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base")  # in other sizes: with -m slow
+LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base")  # in other sizes: with -m exhaustive
 
 
 def instantiate(path: Path, **overrides: Any) -> Backbone:
@@ -66,8 +66,11 @@ def fitting(size: int, path: Path) -> int:
     return size // 14 * 14 if path.stem.startswith("dinov2") else size
 
 
-def of_conf(*slow: str) -> list[Any]:
-    return [pytest.param(path, marks=pytest.mark.slow if path.stem in slow else (), id=path.stem) for path in CONF]
+def of_conf(*exhaustive: str) -> list[Any]:
+    return [
+        pytest.param(path, marks=pytest.mark.exhaustive if path.stem in exhaustive else (), id=path.stem)
+        for path in CONF
+    ]
 
 
 @pytest.fixture(params=of_conf(*LIKE_OTHERS))
@@ -186,6 +189,7 @@ def test_the_attention_of_figure_7(branch: str) -> None:
         assert copied(torch.rand(1, backbone.out_channels[branch], 5, 4)).shape[2:] == (5, 4)
 
 
+@pytest.mark.slow
 def test_depths_of_attention() -> None:
     """ABE, figure 7a: 1 to 7 inception blocks; the poolings between them do not count."""
     ends = [list(googlenet_v1().copy_after("pool3", depth).stages)[-1] for depth in range(1, 8)]
@@ -195,6 +199,7 @@ def test_depths_of_attention() -> None:
             googlenet_v1().copy_after("pool3", depth)
 
 
+@pytest.mark.slow
 def test_where_the_default_attention_ends() -> None:
     """Where the attention copy ends: the last stage before the resolution falls, as inception4e of GoogLeNet."""
     ends = {
@@ -392,6 +397,7 @@ def equals(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ours"), [("resnet18", resnet18), ("resnet50", resnet50)])
 def test_resnet_equals_torchvision(name: str, ours, tmp_path: Path) -> None:
     net = torchvision.models.get_model(name, weights=None)
@@ -408,6 +414,7 @@ def test_mobilenet_equals_torchvision(tmp_path: Path) -> None:
         equals(backbone(images(64)), net.features.eval()(images(64)))
 
 
+@pytest.mark.slow
 def test_googlenet_equals_torchvision(tmp_path: Path) -> None:
     """Whole, from the image: torchvision takes ImageNet's statistics off and then transforms its input."""
     net = torchvision.models.googlenet(weights=None, aux_logits=True, transform_input=True, init_weights=False)
@@ -442,6 +449,7 @@ def test_small_leaves_6_x_6_cells() -> None:
         assert small()(torch.zeros(2, 3, 48, 48)).shape == (2, 128, 6, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", of_conf("dinov2_base", "clip_base"))
 def test_header_states_the_size(path: Path) -> None:
     header = path.read_text().splitlines()[0]
@@ -530,6 +538,7 @@ def test_googlenet_v1_equals_its_layer_table(tmp_path: Path) -> None:
         torch.testing.assert_close(backbone(x), y, rtol=1e-3, atol=1e-3 * float(y.abs().max()))
 
 
+@pytest.mark.slow
 def test_bn_inception_equals_its_layer_table(tmp_path: Path) -> None:
     state = random_state(published_keys(bn_inception(), {"conv3": "conv2"}), torch.Generator().manual_seed(0))
     # As in the file in circulation, batch norm's vectors are [1, C] and there is a classifier.

@@ -141,6 +141,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., P
     return prepared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [old_layer, new_layer])
 def test_converted_weights_give_what_caffe_gives(
     prepared: Callable[..., Path], layer: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
@@ -159,6 +160,7 @@ def test_converted_weights_give_what_caffe_gives(
     assert float(expected.std()) > 1e-3
 
 
+@pytest.mark.slow
 def test_what_is_there_stays(prepared: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     blobs = random_blobs()
     path = prepared(caffemodel(blobs))
@@ -201,6 +203,7 @@ def changed(**layers: tuple[np.ndarray, ...]) -> Blobs:
     return {**random_blobs(), **{name.replace("__", "/"): blobs for name, blobs in layers.items()}}
 
 
+@pytest.mark.slow
 def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
     blobs = random_blobs()
     weight, bias = blobs["inception_3a/1x1"]
@@ -224,6 +227,7 @@ def test_files_of_other_networks_are_refused(tmp_path: Path) -> None:
         unread(tmp_path, content, said)
 
 
+@pytest.mark.slow
 def test_damaged_and_hostile_files_are_refused(tmp_path: Path) -> None:
     whole = caffemodel(random_blobs())
     long = inside(4, b"conv1/7x7_s2") + inside(6, b"\x2a" + varint(2**40))  # floats of a terabyte, it says
@@ -249,6 +253,7 @@ def test_damaged_and_hostile_files_are_refused(tmp_path: Path) -> None:
         unread(tmp_path, content, said)
 
 
+@pytest.mark.slow
 def test_mistakes_leave_nothing(
     prepared: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

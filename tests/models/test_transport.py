@@ -77,7 +77,9 @@ def test_newton_solves_the_problem_in_single_precision(m: int, n: int) -> None:
 SHAPES = [(1, 1), (1, 2), (2, 9), (128, 49), (16, 196)]
 
 
-@pytest.mark.parametrize(("m", "n"), [*SHAPES, *(pytest.param(m, 3136, marks=pytest.mark.slow) for m in (1, 128))])
+@pytest.mark.parametrize(
+    ("m", "n"), [*SHAPES, *(pytest.param(m, 3136, marks=pytest.mark.exhaustive) for m in (1, 128))]
+)
 def test_its_steps_are_enough_at_the_ends_of_every_range(m: int, n: int) -> None:
     assert_solved(["distances", "two values", "uniform", *PLACED], m, n, 2, MORE_MUS, MORE_EPS)
 

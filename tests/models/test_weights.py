@@ -134,6 +134,7 @@ def test_a_run_s_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
 
 
+@pytest.mark.slow
 def test_own_names_where_published_ones_differ(tmp_path: Path) -> None:
     source = mobilenet_v2(weights="none")
     torch.save(source.state_dict(), tmp_path / "ours.pth")
@@ -187,6 +188,7 @@ def test_a_folder_without_safetensors(tmp_path: Path) -> None:
     assert source.licence == "unknown"
 
 
+@pytest.mark.slow
 def test_what_timm_leaves_out_of_files_of_the_hub_is_left_out(tmp_path: Path) -> None:
     vit = timm.create_model("test_vit")
     snapshot = hub(tmp_path, vit.state_dict() | {"mask_token": torch.zeros(1)})

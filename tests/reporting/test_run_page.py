@@ -107,6 +107,7 @@ def test_a_query_without_another_image_of_its_class_does_not_count() -> None:
     assert sum(sizes.values()) == 2
 
 
+@pytest.mark.slow
 def test_classes_are_not_called_by_the_protocol_s_figure_where_it_draws_galleries(
     tmp_path: Path, config: DictConfig
 ) -> None:
@@ -122,6 +123,7 @@ def test_classes_are_not_called_by_the_protocol_s_figure_where_it_draws_gallerie
     assert "not the figures above" not in file.read_text()
 
 
+@pytest.mark.slow
 def test_the_command_to_copy_has_the_folders_that_were_typed(tmp_path: Path, config: DictConfig) -> None:
     run = RunFolder(tmp_path / "run")
     typed = ["method=baseline", "paths.data_dir=/x", "paths.output_dir=runs/other", "paths.cache_dir='/my cache'"]
@@ -152,6 +154,7 @@ def test_a_page_with_more_images_than_it_may_hold_has_some_queries_and_all_their
     assert max(found.data["neighbours"]) < found.images
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_asked_of_it(tmp_path: Path, config: DictConfig) -> None:
     file, tables = page(tmp_path / "run", config, made(60, 5))
     text = file.read_text()
@@ -172,6 +175,7 @@ def test_the_page_says_what_is_asked_of_it(tmp_path: Path, config: DictConfig) -
         assert f"<td>{of[name]}</td>" in text
 
 
+@pytest.mark.slow
 def test_the_documentation_names_the_sections_and_words_of_the_page(tmp_path: Path, config: DictConfig) -> None:
     templates = CONF.parent / "dml" / "reporting"
     source = (templates / "report.html.jinja").read_text()
@@ -269,7 +273,7 @@ def test_a_reader_clicks_through_the_page(tmp_path: Path, config: DictConfig, br
 
 
 @pytest.mark.browser
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_page_of_8131_images_opens_in_3_seconds(tmp_path: Path, config: DictConfig, browser: Any) -> None:
     """As many as the test of Cars196 has, of noise, which JPEG compresses less than photographs."""
     tested = made(8131, 98)
