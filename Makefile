@@ -2,6 +2,7 @@
 PYTHON ?= python3
 EXTRA := $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations 10 --durations-min 3
 MEASURED_BY := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-slow lint experiments-smoke gpu docs clean
@@ -20,10 +21,10 @@ run: install  ## train the default configuration and say where the report lies; 
 	$(BIN)/python -m dml.run $(if $(ARGS),$(ARGS),paths.output_dir=runs/default)
 
 test: install  ## run the tests, a process a core; ARGS="-k abe" or ARGS="-m gpu" chooses others
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations 10 --durations-min 3 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-slow: install  ## run the tests that take seconds each: whole runs, commands, sweeps, ranks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not exhaustive and not gpu" $(ARGS)
+	$(PYTEST) -m "slow and not exhaustive and not gpu" $(ARGS)
 
 experiments-smoke: install  ## a step of every row of every table and figure on miniature data, a process a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m dml.experiment smoke
