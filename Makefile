@@ -32,7 +32,7 @@ experiments-smoke: install  ## a step of every row of every table and figure on 
 gpu:  ## measure everything on a CUDA device, beside its goals; with PYTHON=..., else .venv, else python3 as they are
 	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(MEASURED_BY) -m dml.smoke --gpu $(ARGS)
 
-lint: install  ## ruff, mypy, and which package knows which
+lint: install  ## ruff, mypy, and which package imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -42,10 +42,18 @@ def arguments() -> Arguments:
         what += " (default: %(default)s)"
         one.add_argument("--out", type=Path, default=EXPERIMENTS, metavar="FOLDER", help=what)
     run.add_argument(
-        "--seeds", nargs="+", type=int, default=[], metavar="SEED", help="seeds instead of the experiment's"
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[],
+        metavar="SEED",
+        help="seeds instead of the experiment's; a script that has none runs once",
     )
     run.add_argument(
-        "--launcher", choices=LAUNCHERS, default="basic", help="launcher of the seeds (default: %(default)s)"
+        "--launcher",
+        choices=LAUNCHERS,
+        default="basic",
+        help="launcher of the seeds (default: %(default)s); searches and scripts run here",
     )
     run.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="trainings at the same time (default: %(default)s)"

@@ -229,7 +229,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], step: int) -> None:
     """Writes a trained network without a pickle: `model.safetensors`, and `config.yaml`, from which the network is
-    built again. If the weights cannot be written, older files stay as they are.
+    built again. If they cannot be written, older files stay as they are. A kill never leaves the configuration of one
+    network beside the weights of another.
 
     Args:
         folder: where to write.
@@ -238,10 +239,13 @@ def write_network(folder: Path, tensors: dict[str, torch.Tensor], config: dict[s
         step: of the training, written into the metadata of the weights.
     """
     laid_out = {name: value.contiguous() for name, value in tensors.items()}
-    with atomic_path(folder / NETWORK) as new:
-        # Not save_file, whose file only its owner can read.
-        new.write_bytes(save(laid_out, metadata={"format": "pt", "step": str(step)}))
-        write_atomically(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(config)))
+    with atomic_path(folder / NETWORK) as weights, atomic_path(folder / CONFIG) as settings:
+        with weights.open("wb") as file:  # not save_file, whose file only its owner can read
+            file.write(save(laid_out, metadata={"format": "pt", "step": str(step)}))
+            file.flush()
+            os.fsync(file.fileno())
+        write_through(settings, OmegaConf.to_yaml(OmegaConf.create(config)))
+        (folder / NETWORK).unlink(missing_ok=True)
 
 
 def holds_network(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from dml.errors import UserError
+from dml.errors import UserError, no_permission, no_room
 
 SCHEME = "hf://"
 
@@ -51,7 +51,16 @@ def parted(address: str) -> tuple[str, str | None]:
     return found[1], found[2]
 
 
-def upload(folder: Path, files: Sequence[str], address: str, message: str) -> str:
+def model_of(address: str) -> str:
+    """Returns `owner/name` of an address to publish to. Raises UserError if it is no such address, or has a
+    revision."""
+    name, revision = parted(address)
+    if revision is not None:
+        raise UserError(f"{address}: a model is always published as its next revision; leave @{revision} out.")
+    return name
+
+
+def upload(folder: Path, files: Sequence[str], address: str, message: str, gone: Sequence[str] = ()) -> str:
     """Uploads files of a folder to the hub as one commit. The model is made if it does not exist.
 
     Args:
@@ -59,23 +68,27 @@ def upload(folder: Path, files: Sequence[str], address: str, message: str) -> st
         files: their names; other files of the folder stay here.
         address: of the model, without a revision.
         message: of the commit.
+        gone: names of files that the model must not keep from earlier commits.
 
     Returns:
         The URL of the model.
 
     Raises:
-        UserError: as `folder_of`; also if the address has a revision, or nobody is logged in to the hub.
+        UserError: as `folder_of` and `model_of`; also if nobody is logged in to the hub.
     """
-    name, revision = parted(address)
-    if revision is not None:
-        raise UserError(f"{address}: a model is always published as its next revision; leave @{revision} out.")
-    with _told(address):
+    name = model_of(address)
+    with _told(address, sending=True):
         from huggingface_hub import HfApi
 
         hub = HfApi()
         place = hub.create_repo(name, repo_type="model", exist_ok=True)
         hub.upload_folder(
-            repo_id=name, folder_path=folder, repo_type="model", commit_message=message, allow_patterns=list(files)
+            repo_id=name,
+            folder_path=folder,
+            repo_type="model",
+            commit_message=message,
+            allow_patterns=list(files),
+            delete_patterns=list(gone) or None,
         )
         return str(place)
 
@@ -100,8 +113,8 @@ def front_matter(card: Path) -> dict[str, object]:
 
 
 @contextmanager
-def _told(address: str) -> Iterator[None]:
-    """Turns errors of huggingface_hub into UserErrors."""
+def _told(address: str, sending: bool = False) -> Iterator[None]:
+    """Turns errors of huggingface_hub into UserErrors, of an upload if `sending`."""
     from huggingface_hub import errors
 
     try:
@@ -130,6 +143,15 @@ def _told(address: str) -> Iterator[None]:
     except Exception as error:  # errors of the connection are of many kinds
         if isinstance(error, UserError):
             raise
+        if no_room(error) or no_permission(error) is not None:
+            raise UserError(
+                f"{address}: the hub's cache on this computer cannot be written ({_brief(error)}): make room, or name "
+                "another folder for it with HF_HOME."
+            ) from error
+        if sending:
+            raise UserError(
+                f"{address}: the hub cannot be reached ({_brief(error)}): repeat the command with a network."
+            ) from error
         raise UserError(
             f"{address}: the hub cannot be reached, and nothing of the model is in its cache here ({_brief(error)}): "
             "try again with a network, or name a folder."

@@ -26,8 +26,9 @@ class Model:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, files: dict[str, bytes]) -> str:
-        whole = (list(self.commits.values())[-1] if self.commits else {}) | files
+    def commit(self, files: dict[str, bytes], gone: set[str]) -> str:
+        before = list(self.commits.values())[-1] if self.commits else {}
+        whole = {name: content for name, content in before.items() if name not in gone} | files
         name = hashlib.sha1(repr(sorted((n, len(self.commits), c) for n, c in whole.items())).encode()).hexdigest()
         self.commits[name] = whole
         self.tags["main"] = name
@@ -168,14 +169,16 @@ def put(request: Answers, body: bytes, digest: str) -> None:
 
 def commit(request: Answers, body: bytes, name: str, revision: str) -> None:
     if request.allowed():
-        files = {}
+        files, gone = {}, set()
         for line in map(json.loads, body.splitlines()):
             said = line["value"]
             if line["key"] == "file":
                 files[said["path"]] = base64.b64decode(said["content"])
             elif line["key"] == "lfsFile":
                 files[said["path"]] = request.server.large[said["oid"]]
-        made = request.server.models[name].commit(files)
+            elif line["key"] == "deletedFile":
+                gone.add(said["path"])
+        made = request.server.models[name].commit(files, gone)
         place = f"{request.server.endpoint}/{name}/commit/{made}"
         request.send(200, {"success": True, "commitOid": made, "commitUrl": place, "hookOutput": ""})
 

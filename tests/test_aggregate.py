@@ -37,7 +37,7 @@ def made(configure: Configure, tmp_path: Path) -> Path:
         config.protocol.update(fold=fold, repeat=repeat, repeats=3 if repeat else 1)
         config.seed = repeat
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-        (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([f"protocol.fold={fold}", "lr=0.1"]))
+        (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([f"protocol.fold={fold}", "lr=0.1", "+note=[/x]"]))
         (folder / "metrics.json").write_text("{}")
         rng = np.random.default_rng([fold, repeat])
         points = np.random.default_rng(1).normal(size=(6, 5))[LABELS] + (0.6 + 0.3 * fold) * rng.normal(size=(42, 5))
@@ -112,7 +112,7 @@ def test_the_interval_covers() -> None:
 def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = write_aggregate([made], made)
     said = " ".join(capsys.readouterr().out.split())
-    assert "lr=0.1: 12 trainings, 4 folds" in said
+    assert "lr=0.1 +note=[/x]: 12 trainings, 4 folds" in said
     assert "concatenated 20-d, 81 collections" in said
     assert "separated 5-d, 3 repetitions" in said
     (content,) = json.loads((made / "mlrc.json").read_text())

@@ -1,6 +1,7 @@
 """The paired bootstrap: its coverage, its sense, and what it refuses."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from omegaconf import DictConfig
 from dml.analysis.comparison import compare, names, over_classes, over_images, paired, runs_of
 from dml.compare import main
 from dml.errors import UserError
+from dml.figures.summaries import difference_plot
 from dml.runs.folder import RunFolder
 
 CLASSES = np.repeat(np.arange(60), 12)
@@ -94,6 +96,36 @@ def test_seeds_of_two_methods_do_not_overwrite_each_other(
         "compared_with_two_seed=2",
     ]
     assert names(one, mine) == ("one/seed=2", "mine/seed=2")
+    assert names(one, Path("two/seed=3")) == ("one/seed=2", "two/seed=3")
+    assert names(Path("runs/abe"), Path("mlrc/fold_0_repeat_1")) == ("runs/abe", "mlrc/fold_0_repeat_1")
+    assert names(Path("runs/abe"), Path("runs/seeded")) == ("abe", "seeded")
+
+
+@pytest.mark.slow
+def test_names_are_shown_as_they_are(
+    configure: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither `$` as formulas nor brackets as markup, in pictures and tables."""
+    rng = np.random.default_rng(0)
+    root = "/photos[old]/x[/b]"
+    ours = ("dataset=folder", f'dataset.root="{root}"')
+
+    def run(name: str, *options: str) -> Path:
+        folder = tmp_path / name
+        RunFolder(folder).open(configure("runtime.train_classes=3", *options), options)
+        RunFolder(folder).write_metrics({"test/recall@1": 0.5})
+        return saved(folder, rng.random(len(CLASSES)))
+
+    a, b = run("a$%", *ours), run("b$%[/i]", "dataset=folder", "dataset.root=x")
+    monkeypatch.setenv("COLUMNS", "200")
+    compare(a, b, tmp_path / "out", draws=100)
+    assert root in capsys.readouterr().out
+    assert (tmp_path / "out" / "difference_map_r.png").stat().st_size > 5000
+    no_text = os.fsdecode(b"MAP@R: c\xe9 minus d")
+    difference_plot({"drawn": rng.random(9)}, 0.5, (0.4, 0.6), no_text).savefig(tmp_path / "c.png")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -295,6 +295,13 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert image_files([tmp_path, odd]) == [odd]
 
 
+def test_each_file_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photographs(tmp_path / "photos", classes=1, each=2)
+    monkeypatch.chdir(tmp_path)
+    places = [Path("photos"), tmp_path / "photos", Path("photos/../photos/class0/0.png")]
+    assert image_files(places) == [Path("photos/class0/0.png"), Path("photos/class0/1.png")]
+
+
 def test_links_to_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "b").mkdir(parents=True)
     (tmp_path / "elsewhere" / "b" / "1.jpg").write_bytes(b"")

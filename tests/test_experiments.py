@@ -26,7 +26,7 @@ from dml.papers.measured import Compared, Measurement
 from dml.papers.page import differences, markdown, section, settings, write_page
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
-from dml.papers.trainings import commands, finished, folder_of
+from dml.papers.trainings import commands, finished, folder_of, lacking
 from dml.runs.folder import RunFolder
 
 ALL = names()
@@ -347,6 +347,20 @@ def test_missing_leaves_out_what_is_recorded(little: Experiment, capsys: pytest.
     keep(little, [Measurement("mine", "glyphs", second.key, 1, [], {"test/recall@1": 0.5}, "python", "c", "d", "h")])
     run(["us/table1"], missing=True)
     assert capsys.readouterr().out == "All of this is recorded already.\n"
+
+
+def test_what_cannot_be_trained_here_is_told(
+    little: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="nothing of this can be trained here"):
+        run(["us/table1"], changes=["trainer.accelerator=gpu"])
+    said = capsys.readouterr().err
+    assert said.startswith("Cannot be trained (us/table1, mine, glyphs): trainer.accelerator=gpu needs a GPU")
+    assert not lacking(little.trainings(changes=["trainer.accelerator=gpu"]), elsewhere=True)
+    first = little.trainings()[0]
+    (sentence,) = lacking([replace(first, overrides=("dataset=cars196", "paths.data_dir=nowhere"))])
+    assert "nowhere" in sentence
 
 
 def test_versions_are_added_to_an_older_record(little: Experiment) -> None:

@@ -4,6 +4,8 @@ import builtins
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from omegaconf import DictConfig
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.export import Dim
 
@@ -212,10 +215,40 @@ def test_a_full_disk_leaves_the_network_of_before(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_network(tmp_path, {"a": torch.ones(2)}, {"of": "after"}, 2)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_kill_leaves_no_network_of_two(tmp_path: Path) -> None:
+    """At each renaming: the weights are those of the configuration beside them, or missing."""
+    code = """
+import os, sys, torch
+from pathlib import Path
+from dml.files import write_network
+folder, left = Path(sys.argv[1]), int(sys.argv[2])
+write_network(folder, {"a": torch.zeros(2)}, {"of": "before"}, 1)
+def replace(*paths, done=os.replace):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), 9)
+    done(*paths)
+os.replace = replace
+write_network(folder, {"a": torch.ones(2)}, {"of": "after"}, 2)
+"""
+    for left, of in enumerate(("before", "after", "after")):
+        folder = tmp_path / str(left)
+        folder.mkdir()
+        done = subprocess.run([sys.executable, "-c", code, folder, str(left)], check=False)
+        assert done.returncode == (-9 if left < 2 else 0)
+        assert (folder / "config.yaml").read_text() == f"of: {of}\n"
+        weights = folder / "model.safetensors"
+        if left == 2:
+            assert load_file(weights)["a"].tolist() == [1, 1]
+        else:
+            assert not weights.exists()
 
 
 def test_mistakes(

@@ -256,4 +256,10 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     assert re.search(r"<01:40, +2\.00it/s", str(bar.train_progress_bar))  # 80 steps and 3 evaluations
     assert "8%" not in str(bar.train_progress_bar)
     assert "loss=0.25" in str(bar.train_progress_bar)
+    assert "Recall@1" not in str(bar.train_progress_bar)
+    evaluation.recall = 0.66199
+    trainer.global_step = 530
+    bar.on_train_batch_end(trainer, method)
+    assert "loss=0.25" in str(bar.train_progress_bar)
+    assert "Recall@1=0.662" in str(bar.train_progress_bar)
     bar.train_progress_bar.close()

@@ -17,7 +17,7 @@ from dml.models.backbones.trained import backbone_of
 from dml.process import SWEPT
 from dml.runs.folder import RunFolder
 from dml.runs.log import FolderLogger, read_metrics
-from dml.training.loggers import wandb_logger
+from dml.training.loggers import shareable, wandb_logger
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -79,6 +79,22 @@ def read_back(folder: Path) -> tuple[list[Any], bytes]:
     told = [record.SerializeToString() for record in records if not record.HasField("artifact")]
     told += [path.read_bytes() for path in (folder / "wandb").glob("*run-*/files/**/*") if path.is_file()]
     return records, b"".join(told)
+
+
+def test_what_is_shared_names_no_place(configure: Callable[..., DictConfig]) -> None:
+    """Of relative paths the name alone is told, too, and of an address neither user nor query."""
+    expected = {
+        "dataset.root": ("../alice/photos", ".../photos"),
+        "dataset.csv": ("lists/secret.csv", ".../secret.csv"),
+        "backbone.weights": ("client/best.ckpt", ".../best.ckpt"),
+        "+a": ("https://me:pass@a.b/w.pth?token=1", "https://a.b/w.pth"),
+        "+b": ("/home/me/c", ".../c"),
+        "+c": ("x/y", "x/y"),
+    }
+    options = [f"{name}='{given}'" for name, (given, _) in expected.items()]
+    found = shareable(configure("dataset=folder", "runtime.train_classes=3", "runtime.embedding_dim=8", *options))
+    for name, (_, told) in expected.items():
+        assert found[name.lstrip("+").replace(".", "/")] == told
 
 
 @pytest.mark.slow

@@ -96,6 +96,25 @@ def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, ca
 
 
 @pytest.mark.slow
+def test_distractors_are_no_class(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
+    """Of a class of the gallery that no query has, two images are not two of one class: nobody knows what they are."""
+    lines, roles = [], dict.fromkeys(range(4), "train") | dict.fromkeys(range(4, 12), "gallery")
+    run = run_of("dataset.csv=" + str(tmp_path / "all.csv"), "protocol.every=5")
+    for c, role in roles.items():
+        for i in range(3):
+            split = "query" if role == "gallery" and c < 10 and not i else role
+            lines.append(f"class{c}/{i}.png,{'nobody' if c >= 10 else c},{split}")
+    assert (tmp_path / "photos" / "class4" / "0.png").exists()
+    (tmp_path / "all.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    code, said = call("threshold", run, "--fmr", "0.1", "--draws", "100", "--device", "cpu")
+    assert code == 0, said
+    content = json.loads((run / "threshold.json").read_text())["test"]
+    assert content["pairs_of_one_class"] == 6 * 3
+    assert content["pairs_of_two_classes"] == 18 * 17 // 2 - 18
+    assert content["classes"] == 6
+
+
+@pytest.mark.slow
 def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> None:
     run = run_of()
     photos = tmp_path / "photos"

@@ -5,6 +5,7 @@ the one to report; the one over images is too narrow.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
@@ -27,6 +29,8 @@ from dml.files import atomic_path, write_atomically
 from dml.runs import differences
 from dml.runs.collecting import BELOW_SAYS, Group, below_untrained, groups, leaves
 from dml.runs.scores import QUERIES, read_queries
+
+REPETITION = re.compile(r"(protocol\.)?(seed|split|fold|repeat)[=_]\d")  # a folder's name that tells no method
 
 Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use and would not fit into memory
 
@@ -164,7 +168,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
         print(f"{name}: {folder}")
         for group in labelled:
             if group.label == name:
-                console.print(", ".join(differences.heading([group])), highlight=False)
+                console.print(Text(", ".join(differences.heading([group]))))
                 _print_untrained(group)
     if len(labelled) < len(sides):
         return []
@@ -177,7 +181,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
         table.add_column(title, overflow="fold", max_width=console.width // 3)
     for one in differ:
         if not one.detail:
-            table.add_row(one.name, *one.values)
+            table.add_row(*map(Text, (one.name, *one.values)))
     console.print(table)
     if more := sum(one.detail for one in differ):
         print(f"and options of components that differ: {more}, see comparison.json")
@@ -197,8 +201,9 @@ def _print_untrained(group: Group) -> None:
 
 
 def names(a: Path, b: Path) -> tuple[str, str]:
-    """Returns the names of two folders; with the folders above them where these have the same name, as `seed=0`."""
-    at = -2 if a.name == b.name else -1
+    """Returns the names of two folders; with the folders above them where these have the same name, or where one is
+    named as a repetition, such as `seed=0`."""
+    at = -2 if a.name == b.name or any(REPETITION.match(one.name) for one in (a, b)) else -1
     return "/".join(a.parts[at:]), "/".join(b.parts[at:])
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from scipy.stats import t
 from tqdm import tqdm
 
@@ -287,7 +288,7 @@ def _print(one: Aggregate) -> None:
         box=SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
-        title=f"{one.label}: {len(one.models)} trainings, {one.folds} folds",
+        title=Text(f"{one.label}: {len(one.models)} trainings, {one.folds} folds"),
         caption=(
             "One collection: a spread needs several repetitions."
             if len(one.collections) == 1

@@ -147,8 +147,9 @@ class Conventional:
         if self.clustering and final:
             seen = [queries] if gallery is None else [queries, gallery]
             points, labels = torch.cat([of.embeddings for of in seen]), torch.cat([of.labels for of in seen])
+            kept = torch.isin(labels, queries.labels)  # distractors are no class
             # On one rank alone, since k-means takes all cores, or a GPU's memory.
-            found = from_all_ranks(cluster(points.flatten(1), labels) if is_first() else {})[0]
+            found = from_all_ranks(cluster(points[kept].flatten(1), labels[kept]) if is_first() else {})[0]
             metrics |= {f"test/{name}": value for name, value in found.items()}
         return metrics
 

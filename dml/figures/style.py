@@ -27,9 +27,15 @@ def canvas(width: float, height: float) -> Figure:
     return figure
 
 
+def plain(text: str) -> str:
+    """Returns a text that a user chose as matplotlib shows it: it would read `$` as formulas, and it refuses names of
+    files that are not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
+
+
 def wrapped(lines: Iterable[str]) -> dict[str, str]:
     """Maps each label, which may be a whole command line, to itself broken into lines for a legend."""
-    return {line: textwrap.fill(line, 120) for line in lines}
+    return {line: textwrap.fill(plain(line), 120) for line in lines}
 
 
 def height(labels: Iterable[str]) -> float:
@@ -59,10 +65,8 @@ def shade(k: int, count: int) -> tuple[float, float, float, float]:
 
 
 def cut_short(name: str) -> str:
-    """Returns at most 40 characters of a name as matplotlib shows them: it would read `$` as formulas, and it refuses
-    names of files that are not UTF-8."""
-    short = name if len(name) <= 40 else name[:37] + "..."
-    return short.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
+    """Returns at most 40 characters of a name, see `plain`."""
+    return plain(name if len(name) <= 40 else name[:37] + "...")
 
 
 def overlay(axes: Axes, image: Tensor, attention: Tensor, low: float, high: float) -> None:

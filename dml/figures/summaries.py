@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, legend_above, wrapped
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, legend_above, plain, wrapped
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def difference_plot(
     axes.axvline(0, color="black", linewidth=1)
     axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
     axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
-    axes.set(xlabel=title, yticks=[])
+    axes.set(xlabel=plain(title), yticks=[])
     legend_above(axes, columns=2)
     return figure
 

@@ -27,7 +27,10 @@ def image_files(places: Iterable[Path]) -> list[Path]:
         if not images:
             raise UserError(f"the folder {shown_path(place)} has no images ({' '.join(SUFFIXES)}): name another.")
         found += images
-    return list(dict.fromkeys(found))
+    once: dict[str, Path] = {}
+    for path in found:
+        once.setdefault(os.path.abspath(path), path)
+    return list(once.values())
 
 
 def _below(folder: Path) -> list[Path]:

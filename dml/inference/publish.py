@@ -20,11 +20,12 @@ from hydra.utils import get_object
 from torch import Tensor
 
 from dml import __version__
+from dml.configuration.places import holds_path
 from dml.errors import UserError
 from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
-from dml.hub import is_address, upload
+from dml.hub import is_address, model_of, upload
 from dml.inference.embedding import Trained
-from dml.inference.tested import holds_path, portable
+from dml.inference.tested import portable
 from dml.inference.vectors import writable
 from dml.reporting.card import Facts, Licences, card
 from dml.reporting.table import monitor
@@ -68,9 +69,9 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     trained = Trained.of(run, "last" if (run / MANIFEST).is_file() else result(metrics))
     config = load_checkpoint(trained.checkpoint)["config"]
     starts = [_without_places(start) for start in provenance.starts(run)]
+    if to is not None:
+        model_of(to)
     said = _licences(licences, starts)
-    if to is not None and not is_address(to):
-        raise UserError(f"--to {to} is not an address: write hf://owner/name.")
     marks = (MANIFEST, BEGUN)
     if folder.exists() and any(folder.iterdir()) and not any((folder / mark).is_file() for mark in marks):
         raise UserError(f"{folder} is not empty, and holds nothing published: name another folder with -o.")
@@ -84,11 +85,12 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         write_network(folder, tensors, portable(config), trained.step)
         for file in OF_RUN:
             _copy(run / file, folder / file)
-        _copy(run / "figures" / PICTURE, folder / PICTURE)
+        drawn = run / "figures" / PICTURE  # in a published folder it is beside the rest
+        _copy(drawn if drawn.is_file() else run / PICTURE, folder / PICTURE)
         write_atomically(folder / provenance.FILE, json.dumps(starts, indent=1) + "\n")
         facts = Facts(
             name=name,
-            place=to or folder.name,
+            place=to or folder.resolve().name,
             width=trained.width,
             config=settings,
             metrics=metrics,
@@ -107,7 +109,8 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     if to is not None:
         pictures = [PICTURE] if facts.picture else []
         files = [*manifest["files"], *pictures, CARD, MANIFEST]
-        print(f"On the hub: {upload(folder, files, to, f'{name}, step {trained.step}')}")
+        gone = [file for file in (*OF_RUN, PICTURE) if file not in files]
+        print(f"On the hub: {upload(folder, files, to, f'{name}, step {trained.step}', gone)}")
 
 
 def result(metrics: Mapping[str, float]) -> str:
@@ -162,7 +165,9 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
         UserError: one is missing, and there is no terminal to ask at.
     """
     began = next((start["weights"] for start in reversed(starts) if isinstance(start.get("weights"), dict)), None)
-    known = {"backbone": "none: training began from random weights" if began is None else began.get("licence")}
+    known = {"backbone": None if began is None else began.get("licence")}
+    if starts and began is None:
+        known["backbone"] = "none: training began from random weights"
     questions = {
         "weights": ("--licence", "under which licence you publish the weights"),
         "backbone": ("--backbone-licence", "under which licence the backbone's weights came"),
@@ -170,7 +175,7 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
     }
     found = {}
     for name, (option, question) in questions.items():
-        said = given.get(name) or known.get(name)
+        said = (given.get(name) or "").strip() or known.get(name)
         if said in (None, "", "unknown"):
             if not sys.stdin.isatty():
                 raise UserError(f"neither the command nor the run says {question}: say it with {option}.")

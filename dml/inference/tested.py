@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from dml.configuration.components import instantiate
 from dml.configuration.options import check_plain
+from dml.configuration.places import holds_path
 from dml.data.check import readable
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
@@ -20,14 +21,11 @@ from dml.errors import UserError
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import EvaluatedPart, Split
 from dml.files import NETWORK
-from dml.hub import is_address
 from dml.inference.embedding import Trained, in_batches, opened
 from dml.runs.reading import reading
 from dml.training.rebuild import described
 
 DATA = "data"  # stands for the folder of data sets in a published configuration
-
-PLACES = ("root", "csv", "weights_dir")  # options that are paths, even if they do not look like one
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Tested:
     def learners(self, trained: Trained, rows: np.ndarray, batch_size: int) -> Tensor:
         """Embeds rows `[n]`: returns `[n,L,d]` float32, each learner of unit norm. Raises UserError as `embed`."""
         found = []
-        batches = opened(trained.transform, in_batches(rows.tolist(), batch_size), self.records.opened)
+        batches = opened(trained.transform, in_batches(rows.tolist(), batch_size), self.records.open_image)
         with tqdm(total=len(rows), desc="embedding", leave=False, disable=None) as bar:
             for batch in batches:
                 images = []
@@ -132,15 +130,6 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
     kept = {name: part for name, part in config.items() if name not in ("logger", "hydra", "debug")}
     paths = {"data_dir": DATA, "cache_dir": "cache", "output_dir": "runs", "sweep_dir": "runs"}
     return {**walk(kept, ""), "paths": paths}
-
-
-def holds_path(option: str, value: str) -> bool:
-    """Returns whether a value is a path of this machine, by its looks or as the value of an option of this name."""
-    if value.startswith(("/", "~", "./", "../", "file:")):
-        return True
-    if option == "weights":  # of a backbone
-        return value not in ("imagenet", "none") and not is_address(value)
-    return option in PLACES
 
 
 def located(config: DictConfig, data: Path) -> DictConfig:

@@ -134,9 +134,12 @@ def read_threshold(run: Path, trained: Trained) -> float:
 def _pairs(trained: Trained, images: Tested, part: EvaluatedPart, batch_size: int) -> Pairs:
     rows = images.rows(part)
     assert rows is not None
+    labels = images.records.labels
+    if part == "test":  # distractors are no class: two of them are not two images of one
+        rows = rows[np.isin(labels[rows], labels[images.split.query])]
     try:
         points = images.embed(trained, rows, batch_size).to(trained.method.device)
-        return Pairs(points, images.records.labels[rows])
+        return Pairs(points, labels[rows])
     except UserError as error:
         raise UserError(f"{part} images of {images.records.name}: {error}") from error
 

@@ -122,7 +122,7 @@ def run(
         _tune(one, [search for search in missing_searches if search.experiment == one.name], changes, out, jobs)
         for one in experiments
     ]
-    failed = _train(_possible(wanted()), out, launcher, jobs)
+    failed = _train(_possible(wanted(), elsewhere=launcher == "submitit_slurm"), out, launcher, jobs)
     if record:
         for experiment in experiments:
             record_finished(experiment, changes, out)
@@ -155,10 +155,12 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
 
     Raises:
         UserError: a name does not exist, a change or the folder is not allowed, a change does not fit a row and nothing
-            was trained with it, changes are given together with `sizes`, or the figures of a training are damaged.
+            was trained with it, changes or a folder are given together with `sizes`, or the figures of a training are
+            damaged.
     """
-    if sizes and changes:
-        raise UserError("--sizes counts the rows as they are and takes no changes: leave out --set or --sizes.")
+    for given, option, what in ((changes, "--set", "changes"), (out != EXPERIMENTS, "--out", "folder of trainings")):
+        if sizes and given:
+            raise UserError(f"--sizes counts the rows as they are and takes no {what}: leave out {option} or --sizes.")
     _check_changes(changes)
     _check_folder(out)
     experiments = find(names)
@@ -269,16 +271,17 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
     return read_experiment(experiment.name)
 
 
-def _possible(trainings: Sequence[Training]) -> list[Training]:
-    """Returns the trainings whose data is there, and prints what the others lack. UserError if none is left."""
-    missing = lacking([one for one in trainings if not one.script])
+def _possible(trainings: Sequence[Training], elsewhere: bool = False) -> list[Training]:
+    """Returns the trainings that lack nothing, and prints what the others lack, see `lacking`. UserError if none is
+    left."""
+    missing = lacking([one for one in trainings if not one.script], elsewhere)
     for sentence, (first, *more) in missing.items():
         others = f" and {len(more)} more" if more else ""
         print(f"Cannot be trained ({first.experiment}, {first.row}, {first.part}{others}): {sentence}", file=sys.stderr)
     gone = {one.overrides for some in missing.values() for one in some}
     possible = [one for one in trainings if one.overrides not in gone]
     if not possible:
-        raise UserError("nothing of this can be trained here, as its data is missing: --dry-run prints the commands.")
+        raise UserError("nothing of this can be trained here, see above: --dry-run prints the commands.")
     return possible
 
 

@@ -123,8 +123,11 @@ def checked(place: str, overrides: Sequence[str]) -> DictConfig:
     return config
 
 
-def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
-    """Finds the trainings whose data set cannot be opened.
+def lacking(trainings: Sequence[Training], elsewhere: bool = False) -> dict[str, list[Training]]:
+    """Finds the trainings whose data set cannot be opened, or that need a GPU where there is none.
+
+    Args:
+        elsewhere: whether they run on other machines, which may have a GPU.
 
     Returns:
         What is missing, as a sentence -> the trainings that lack it, one of each configuration.
@@ -143,8 +146,11 @@ def lacking(trainings: Sequence[Training]) -> dict[str, list[Training]]:
                 opened[settings] = ""
             except UserError as mistake:
                 opened[settings] = str(mistake)
-        if opened[settings]:
-            found.setdefault(opened[settings], []).append(training)
+        missing = opened[settings]
+        if config.trainer.accelerator == "gpu" and not (elsewhere or torch.cuda.is_available()):
+            missing = missing or "trainer.accelerator=gpu needs a GPU, and this computer has none that torch can use."
+        if missing:
+            found.setdefault(missing, []).append(training)
     return found
 
 

@@ -17,6 +17,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from tabulate import tabulate
 
 from dml.configuration.identity import configuration, flat, label
+from dml.configuration.places import holds_path
 from dml.configuration.trainings import axes_of
 from dml.evaluation.metric import HEADLINE
 from dml.files import LAST, write_atomically
@@ -112,24 +113,24 @@ def _names(folder: Path) -> dict[str, Any]:
 def shareable(config: DictConfig) -> dict[str, Any]:
     """Returns the options that decide what a run computes, as names with slashes -> resolved values, to be shared.
 
-    Where and how it ran is left out. Of the path of a file only the name is kept, and of an address neither the user
-    nor the query.
+    Where and how it ran is left out. Of the path of a file (see `holds_path`) only the name is kept, and of an address
+    neither the user nor the query.
     """
 
-    def clean(value: Any) -> Any:
+    def clean(option: str, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [clean(one) for one in value]
+            return [clean(option, one) for one in value]
         if not isinstance(value, str):
             return value
-        if value.startswith("file:"):
+        if holds_path(option, value):
             return f".../{Path(value).name}"
         if "://" in value:
             parts = urlsplit(value)
             return urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
-        return f".../{Path(value).name}" if value.startswith(("/", "~")) else value
+        return value
 
     options = flat(config, config.runtime) | {f"runtime.{name}": value for name, value in config.runtime.items()}
-    return {name.replace(".", "/"): clean(value) for name, value in options.items()}
+    return {name.replace(".", "/"): clean(name.rpartition(".")[2], value) for name, value in options.items()}
 
 
 @rank_zero_only

@@ -212,9 +212,13 @@ class Bar(TQDMProgressBar):
         bar.refresh()
 
     def get_metrics(self, trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, Any]:
-        """Returns the loss from the method itself: Lightning would read back a logged one at every step."""
+        """Returns the loss and the Recall@1 of the last evaluation. The loss is from the method itself: Lightning would
+        read back a logged one at every step."""
         assert isinstance(module, Method)
-        return {"loss": float(module.terms["train/loss"])}
+        bar: Any = self.train_progress_bar
+        recall = None if bar.evaluation is None else bar.evaluation.recall
+        shown = {} if recall is None else {"Recall@1": f"{recall:.3f}"}
+        return {"loss": float(module.terms["train/loss"])} | shown
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Does nothing: an epoch of Lightning is the whole run, or one repeated batch."""

@@ -155,6 +155,16 @@ def test_queries_and_gallery_apart_are_clustered_together() -> None:
     assert {name: figures[f"test/{name}"] for name in together} == together
 
 
+def test_distractors_are_no_cluster() -> None:
+    """A class of the gallery that no query has is of nobody in particular."""
+    given = table(30)
+    given.labels[20:] = 9
+    split = Split(given.rows[:0].numpy(), given.rows[:10].numpy(), given.rows[10:].numpy())
+    figures = Conventional(ks=[1]).score(given, split, "test", final=True)
+    expected = cluster(given.embeddings[:20].flatten(1), given.labels[:20])
+    assert {name: figures[f"test/{name}"] for name in expected} == expected
+
+
 def test_intervals_in_epochs() -> None:
     assert Conventional(every=2, unit="epochs").interval(steps_per_epoch=7) == 14
     assert Conventional(every=2).interval(steps_per_epoch=7) == 2

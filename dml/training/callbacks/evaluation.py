@@ -28,6 +28,7 @@ class Evaluation(Callback):
         untrained: test metrics before the first step.
         latest: metrics and embeddings of this step's evaluation; None: there was none.
         seconds: time of the last evaluation; None: there was none since the start or the resume.
+        recall: its Recall@1.
     """
 
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
@@ -35,6 +36,7 @@ class Evaluation(Callback):
         self.untrained: dict[str, float] = {}
         self.latest: tuple[dict[str, float], Embedded] | None = None
         self.seconds: float | None = None
+        self.recall: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"untrained": self.untrained}
@@ -69,7 +71,8 @@ class Evaluation(Callback):
             if self.parts.protocol.seen and part == self.parts.split.monitor:
                 metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
         self.seconds = time.perf_counter() - began
-        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, metrics[f"{part}/{HEADLINE}"], part)
+        self.recall = metrics[f"{part}/{HEADLINE}"]
+        log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, self.recall, part)
         self.publish(trainer, metrics)
         return metrics, embedded
 
