@@ -131,7 +131,7 @@ class ObjectAttention(nn.Module):
 def object_boxes(proposals: Tensor) -> Tensor:
     """Finds the square around the largest connected part of a proposal that lies above its mean.
 
-    DeML's paper says "cropped&zoomed" (Fig. 2) and no more; the part is its released code's. Pixels that touch at an
+    DeML's paper says "cropped&zoomed" (section 3) and no more; the part is its released code's. Pixels that touch at an
     edge or a corner belong to one part. The square has the centre of the part's box and its longer side, so that
     nothing of the object is cut off (released code: the mean of both sides), and is moved inside the image if it
     reaches beyond it (released code: cut off there).
