@@ -6,16 +6,17 @@ totals.
 
 from omegaconf import DictConfig
 
-from dml.launch.entry import command
+from dml.launch.entry import check_overlay, command
 
 
 def task(config: DictConfig) -> None:
+    check_overlay()
     from dml.training.description import print_description
 
     print_description(config)
 
 
-main = command(task)
+main = command(task, sweeps=False)
 
 if __name__ == "__main__":
     main()

@@ -1,6 +1,8 @@
 """`python -m dml.describe` says what a run's metrics.json says, without data."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -35,6 +37,18 @@ def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pyt
 def test_mistakes(configure: Callable[..., DictConfig], option: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         print_description(configure(option))
+
+
+@pytest.mark.slow
+def test_it_takes_no_sweep() -> None:
+    for options, said in {
+        ("-m", "method.M=1,2"): "-m is for dml.run: give each option one value",
+        ("sweep=M",): "sweep=M is for a sweep over method.M: start it with -m, or leave it out",
+    }.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "dml.describe", *options], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (2, f"dml: {said}.\n")
 
 
 @pytest.mark.parametrize("name", components("method"))

@@ -78,6 +78,13 @@ def test_what_a_method_s_file_brings_along_is_told(make_run: MakeRun, tmp_path: 
 
 
 @pytest.mark.slow
+def test_how_a_run_was_executed_is_no_label(make_run: MakeRun, tmp_path: Path) -> None:
+    for M, *more in (("2", "trainer.num_workers=0", "report=false"), ("4", "dataset.cache=disk", "+note=mine")):
+        make_run(M, {}, "method=abe", f"method.M={M}", *more)
+    assert [group.label for group in groups(leaves([tmp_path]))] == ["method.M=2", "method.M=4 +note=mine"]
+
+
+@pytest.mark.slow
 def test_groups_that_differ_in_a_default_are_told_apart(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

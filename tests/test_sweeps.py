@@ -9,19 +9,23 @@ import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from threading import Thread
+from typing import Any, ClassVar
 
 import pytest
 from filelock import FileLock, Timeout
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
-from dml.configuration.composition import CONF, composed
+from dml.configuration.composition import AGAIN, CONF, composed, going_on
 from dml.errors import INTERRUPTED, MISTAKE, UserError
+from dml.launch.job import job
 from dml.launch.sweep import (
     HELD,
     NAME_BYTES,
     Sweep,
     _held,
+    _turn,
     free_place,
     is_over,
     job_name,
@@ -102,8 +106,8 @@ def test_launchers(tmp_path: Path, plugin: list[str]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_optuna_maximises_what_it_is_told_and_survives_a_failure(tmp_path: Path) -> None:
-    options = ["hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", "hydra.sweeper.n_trials=4"]
+def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
+    options = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=4"]
     options += ["hydra.sweeper.n_jobs=1", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.max_failure_rate=1"]
     options += ["protocol.select=val_classes", "lr=choice(1e-3,1e-2,1e30)"]
     done = sweep(tmp_path, *options)
@@ -186,7 +190,8 @@ class Jobs:
 def of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if a sweep over the seed had begun in this process."""
     monkeypatch.setenv(SWEPT, "seed")
-    for name, value in {"folder": tmp_path, "failed": [], "held": None, "crashed": False}.items():
+    fresh = {"folder": tmp_path, "failed": [], "held": None, "crashed": False, "launched": False}
+    for name, value in fresh.items():
         monkeypatch.setattr(Sweep, name, value)
     return tmp_path
 
@@ -202,6 +207,51 @@ def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pyte
     assert f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed" in capsys.readouterr().err
 
 
+def test_a_job_that_a_search_tries_again_may_succeed(of_a_sweep: Path) -> None:
+    class Improving:
+        values: ClassVar[list[float | None]] = [None, 0.5]
+
+        def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+            of: Any = {"status": JobStatus.COMPLETED, "_return_value": self.values.pop(0)}
+            return [JobReturn(overrides=one, **of) for one in job_overrides]
+
+    launch = remembered(Improving.launch)
+    for failed in ([of_a_sweep / "seed=1"], []):
+        launch(Improving(), [["seed=1"]], initial_job_idx=0)
+        assert Sweep.failed == failed
+
+
+def test_a_run_says_how_the_whole_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option of the outermost: of the sweep if one of its jobs has several trainings."""
+    code = f"import os; print(os.environ.get('{AGAIN}'))"
+    monkeypatch.setattr("dml.launch.job.typed", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.delenv(AGAIN, raising=False)
+    assert going_on(tmp_path / "a b") == f"'paths.output_dir='\"'\"'{tmp_path / 'a b'}'\"'\"''"
+    job([], tmp_path, tmp_path / "log")
+    job([], tmp_path, tmp_path / "log", again="paths.output_dir=runs/mlrc")
+    monkeypatch.setenv(AGAIN, "paths.sweep_dir=runs/sweep")
+    job([], tmp_path, tmp_path / "log", again="paths.output_dir=runs/sweep/lr=1")
+    told = ["None", "paths.output_dir=runs/mlrc", "paths.sweep_dir=runs/sweep"]
+    assert (tmp_path / "log").read_text().split() == told
+    assert going_on(tmp_path) == "paths.sweep_dir=runs/sweep"
+
+
+def test_a_job_with_the_options_of_another_waits_for_it(of_a_sweep: Path) -> None:
+    ended: list[str] = []
+
+    def second() -> None:
+        with _turn(of_a_sweep / "lr=1"):
+            ended.append("second")
+
+    with _turn(of_a_sweep / "lr=1"):
+        thread = Thread(target=second)
+        thread.start()
+        time.sleep(0.3)
+        ended.append("first")
+    thread.join()
+    assert ended == ["first", "second"]
+
+
 def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"sweep": {"dir": str(of_a_sweep)}, "launcher": {"_target_": "a.BasicLauncher"}}
     monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
@@ -212,6 +262,11 @@ def test_a_mark_that_cannot_be_written(of_a_sweep: Path, monkeypatch: pytest.Mon
     (of_a_sweep / "seed=1").mkdir()
     (of_a_sweep / "seed=1" / "metrics.json").write_text('{"test/recall@1": 0.5, "test/map@r": 0.5}')
     assert job_of_a_sweep(OmegaConf.create({"protocol": {"criterion": "map@r"}}), ["seed=1"]) == 0.5
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: 2)
+    monkeypatch.setenv(SWEPT, "dataset.root")
+    odd = os.fsdecode(b"dataset.root=\xff")
+    assert job_of_a_sweep(OmegaConf.create(), [odd]) is None
+    assert r"\udcff" in (of_a_sweep / f"{odd}.failed").read_text()
     told["sweep"]["dir"] = "/proc/none"
     with pytest.raises(UserError, match=r"/proc/none cannot be made .*paths\.sweep_dir=FOLDER"):
         job_of_a_sweep(OmegaConf.create(), ["seed=1"])
@@ -243,7 +298,7 @@ def test_jobs_at_once_share_the_machine(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     given: list[dict[str, str] | None] = []
-    monkeypatch.setattr("dml.launch.job.job", lambda *all_given: given.append(all_given[-1]) or 2)
+    monkeypatch.setattr("dml.launch.job.job", lambda *all_given: given.append(all_given[-2]) or 2)
     with free_place(of_a_sweep, 4, 1):  # of a job that runs
         job_of_a_sweep(OmegaConf.create({"trainer": {"devices": devices}}), ["seed=1"])
     (env,) = given
@@ -274,9 +329,10 @@ SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
         (["lr=interval(0.1,0.2)"], "set hydra/sweeper=optuna"),
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
         pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.exhaustive),
-        pytest.param(
-            [*SEARCH, "hydra.sweeper.direction=foo"], "'minimize' or 'maximize'", marks=pytest.mark.exhaustive
-        ),
+        ([*SEARCH, "hydra.sweeper.direction=minimize"], "leave hydra.sweeper.direction out"),
+        (["seed=range(0)"], "this sweep has no job"),
+        (["seed=1,2", "paths.output_dir=runs/x"], "name the folder of a sweep with paths.sweep_dir=FOLDER"),
+        (["hydra.sweeper.params.lr=3"], "hydra.sweeper.params is for the files of conf/sweep"),
     ],
 )
 def test_options_of_plug_ins_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:

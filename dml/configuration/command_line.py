@@ -126,5 +126,5 @@ def _unknown(error: OmegaConfBaseException) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
     if near:
         return f"{before}{name} is no option: did you mean {' or '.join(before + one for one in near)}?"
-    added = f"; add an option that its file leaves out with +{before}{name}=..." if place else ""
+    added = f"; add an option that its file leaves out with +{before}{name}=..." if place or name == "note" else ""
     return f"{before}{name} is no option: choose among {', '.join(sorted(known)) or 'none'}{added}."

@@ -1,6 +1,8 @@
 """Finds `conf/`, composes a configuration from it, and lists the options that do not change what a run computes."""
 
+import os
 import re
+import shlex
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -67,6 +69,15 @@ def output_dir(folder: Path) -> str:
     return folder_option("output_dir", folder)
 
 
+AGAIN = "DML_AGAIN"  # environment variable of a run that belongs to a sweep or a protocol: see `going_on`
+
+
+def going_on(folder: Path) -> str:
+    """Returns, as a shell takes it, the option with which a stopped run is continued beside its other options: that of
+    the sweep or protocol that started it, else the one that names its folder."""
+    return shlex.quote(os.environ.get(AGAIN) or output_dir(folder))
+
+
 def folder_option(name: str, folder: Path) -> str:
     """Returns the override that names a folder of `paths`, such as its `sweep_dir`. The folder is quoted where Hydra
     might read it otherwise: it takes few characters bare, and takes 2026 for a number."""
@@ -90,5 +101,7 @@ EXECUTION = (
     "dataset.cache",
     "download",
     "trainer.log_every",
+    "trainer.enable_progress_bar",
+    "trainer.detect_anomaly",
     "trainer.checkpoint_every",
 )

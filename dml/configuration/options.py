@@ -228,7 +228,8 @@ def _check_component(option: str, node: Mapping[str, Any]) -> None:
 def _check_taken(option: str, options: Mapping[str, Any], takes: Mapping[str, Any], taker: str) -> None:
     for name, value in options.items():
         if name not in takes:
-            raise UserError(f"{option}.{name} is no option of {taker}{_near(name, takes)}.")
+            near = _near(name, takes.keys() - GIVEN.get(option, ()))
+            raise UserError(f"{option}.{name} is no option of {taker}{near}.")
         _check(f"{option}.{name}", value, takes[name])
 
 

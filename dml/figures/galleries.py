@@ -196,7 +196,8 @@ def retrieval_gallery(
 
 
 def fitting(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """Returns the text, cut and ended by "…" if it is wider than `width` pixels."""
+    """Returns the text in one line, cut and ended by "…" if it is wider than `width` pixels."""
+    text = " ".join(text.split())
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "…") > width:

@@ -1,14 +1,13 @@
 """Protocols of several trainings: all are trained one after another, each in its own folder, and then summarised."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.mlrc import write_aggregate
-from dml.configuration.composition import output_dir
+from dml.configuration.composition import going_on, output_dir
 from dml.configuration.options import check
 from dml.configuration.trainings import left_open, trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError, enough_memory
@@ -67,7 +66,7 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
         folder.note_start(whole, overrides)
     for place, (name, options) in enumerate(parts.items(), 1):
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
-        code = job([*overrides, *options], folder.path / name)
+        code = job([*overrides, *options], folder.path / name, again=output_dir(folder.path))
         if code == MISTAKE:
             raise SystemExit(MISTAKE)  # the training has printed what is wrong
         if code == INTERRUPTED:
@@ -75,7 +74,7 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
         if code:
             print(
                 f"dml: The training in {folder.path / name} ended with exit code {code}: earlier trainings are kept; "
-                f"to continue, repeat the same options with {shlex.quote(output_dir(folder.path))}.",
+                f"to continue, repeat the same options with {going_on(folder.path)}.",
                 file=sys.stderr,
             )
             raise SystemExit(1)

@@ -27,8 +27,12 @@ from dml.process import (
 )
 
 
-def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
+def command(task: Callable[[DictConfig], Any], sweeps: bool = True) -> Callable[[], None]:
     """Makes a command from a task: Hydra's command line composes the configuration for it.
+
+    Args:
+        task: takes the configuration.
+        sweeps: whether `-m` is allowed.
 
     Returns:
         The command's `main`, which ends with the exit codes of `dml.errors`.
@@ -69,6 +73,10 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
     def main() -> None:
         from dml.launch.sweep import Sweep
 
+        if not sweeps and (asked := [word for word in ("-m", "--multirun") if word in sys.argv[1:]]):
+            stop(f"{asked[0]} is for dml.run: give each option one value.")
+        if any(word.lstrip("+").startswith("hydra.sweeper.params") for word in sys.argv[1:]):
+            stop("hydra.sweeper.params is for the files of conf/sweep: give an option its values as in lr=0.1,0.2.")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them and leaving
         try:
             run()
@@ -88,3 +96,12 @@ def command(task: Callable[[DictConfig], Any]) -> Callable[[], None]:
             Sweep.conclude()
 
     return main
+
+
+def check_overlay() -> None:
+    """Raises UserError if an overlay of conf/sweep was given, but this is a single run and not a sweep."""
+    hydra_config = HydraConfig.get()
+    given = {override.partition("=")[0].lstrip("+~") for override in hydra_config.overrides.task}
+    if still := [str(name) for name in hydra_config.sweeper.get("params") or {} if name not in given]:
+        overlay = dict(hydra_config.runtime.choices)["sweep"]
+        raise UserError(f"sweep={overlay} is for a sweep over {', '.join(still)}: start it with -m, or leave it out.")

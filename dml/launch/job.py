@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from dml.configuration.composition import output_dir
+from dml.configuration.composition import AGAIN, output_dir
 from dml.errors import Interrupted
 from dml.process import STOPPING, started_from_here
 
@@ -29,6 +29,7 @@ def job(
     log: Path | None = None,
     is_over: Callable[[], bool] = lambda: False,
     env: Mapping[str, str] | None = None,
+    again: str | None = None,
 ) -> int:
     """Carries out a run in its own process, passes signals on to it, and returns its exit code.
 
@@ -38,12 +39,15 @@ def job(
         log: the file for its output; None: it goes where the output of this process goes.
         is_over: called twice a second; once it returns True, the run is stopped by SIGTERM.
         env: the environment of the run; None: that of this process.
+        again: the option that continues the sweep or protocol to which the run belongs, see `going_on`; None: it is
+            continued by itself.
 
     Raises:
         Interrupted: a signal told this process, and so the run, to stop.
     """
     told: list[int] = []
-    with started_from_here() as own, (log or Path(os.devnull)).open("a") as file:
+    whole = os.environ.get(AGAIN, again)  # a protocol of several trainings may be a job of a sweep
+    with started_from_here(**({AGAIN: whole} if whole else {})) as own, (log or Path(os.devnull)).open("a") as file:
         output: Any = file if log else None
         process = subprocess.Popen(
             typed(overrides, folder), stdout=output, stderr=output, env=None if env is None else {**env, **own}

@@ -11,6 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dml.errors import UserError
+from dml.launch.entry import check_overlay
 from dml.launch.job import objective
 from dml.launch.sweep import job_of_a_sweep
 from dml.process import check_environment, processes
@@ -21,7 +22,7 @@ def task(config: DictConfig) -> float | None:
     overrides = list(HydraConfig.get().overrides.task)
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return job_of_a_sweep(config, overrides)
-    _check_overlay(overrides)
+    check_overlay()
     check_environment()
     _check_folder_is_named(overrides)
     from dml.configuration.options import check
@@ -33,15 +34,6 @@ def task(config: DictConfig) -> float | None:
     settle(config)
     metrics = run_all(config, overrides) if trainings_of(config) else run(config, overrides)
     return objective(config, metrics) if metrics else None
-
-
-def _check_overlay(overrides: list[str]) -> None:
-    """Raises UserError if an overlay of conf/sweep was given, but this is a single run and not a sweep."""
-    given = {override.partition("=")[0].lstrip("+~") for override in overrides}
-    hydra_config = HydraConfig.get()
-    if still := [str(name) for name in hydra_config.sweeper.get("params") or {} if name not in given]:
-        overlay = dict(hydra_config.runtime.choices)["sweep"]
-        raise UserError(f"sweep={overlay} is for a sweep over {', '.join(still)}: start it with -m, or leave it out.")
 
 
 def _check_folder_is_named(overrides: list[str]) -> None:

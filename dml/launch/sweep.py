@@ -40,6 +40,7 @@ class Sweep(Callback):
 
     Attributes:
         began: whether this process started a sweep.
+        launched: whether that sweep has had a job.
         crashed: whether a job raised an error that is not an ordinary failure of a job.
         folder: of the sweep.
         failed: the folders of jobs that failed.
@@ -47,6 +48,7 @@ class Sweep(Callback):
     """
 
     began: ClassVar[bool] = False
+    launched: ClassVar[bool] = False
     crashed: ClassVar[bool] = False
     folder: ClassVar[Path] = Path()
     failed: ClassVar[list[Path]] = []
@@ -60,6 +62,9 @@ class Sweep(Callback):
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]
         given = {o.get_key_element().lstrip("+~") for o in parsed}
+        if "paths.output_dir" in given:
+            stop("paths.output_dir is for a single run: name the folder of a sweep with paths.sweep_dir=FOLDER.")
+        _set_direction(config)
         params = dict(config.hydra.sweeper.get("params") or {})
         own = {name: values for name, values in params.items() if name not in given}
         if own != params:  # what was typed takes precedence over the overlay
@@ -92,6 +97,8 @@ class Sweep(Callback):
             with suppress(OSError):
                 code = f" ({mark_of(folder).read_text().partition(os.linesep)[0]})"
             print(f"Failed: {folder}{code}", file=sys.stderr)
+        if not cls.launched:
+            stop("this sweep has no job: give the options that it varies at least one value.")
         if cls.failed:
             print(
                 f"{len(cls.failed)} of the jobs failed. Repeat the sweep with {_the_same_folder()}: it runs "
@@ -99,6 +106,17 @@ class Sweep(Callback):
                 file=sys.stderr,
             )
             raise SystemExit(1)
+
+
+def _set_direction(config: DictConfig) -> None:
+    """Makes a search maximise, since that is what `objective` is for; Optuna's sweeper minimises by default."""
+    if "direction" not in config.hydra.sweeper:
+        return
+    asked = any(one.startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
+    if asked and config.hydra.sweeper.direction != "maximize":
+        stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
+    with read_write(config), read_write(config.hydra):
+        config.hydra.sweeper.direction = "maximize"
 
 
 def _the_same_folder() -> str:
@@ -119,10 +137,12 @@ def remembered(launch: Launch) -> Launch:
         if told:
             raise Interrupted(f"{signal.Signals(told[0]).name}, with {_the_same_folder()}")
         for one in returns:
+            Sweep.launched = True
             Sweep.crashed |= one.status == JobStatus.FAILED
             folder = Sweep.folder / job_name(list(one.overrides or []))
-            failed = one.status == JobStatus.COMPLETED and one.return_value is None
-            if failed and folder not in Sweep.failed:  # a search may try the same job twice
+            if one.status == JobStatus.COMPLETED and folder in Sweep.failed:  # a search may try the same job twice
+                Sweep.failed.remove(folder)
+            if one.status == JobStatus.COMPLETED and one.return_value is None:
                 Sweep.failed.append(folder)
         return returns
 
@@ -211,8 +231,8 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     log = folder.with_name(f"{folder.name}.log") if at_once else None
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
-        with _environment(config, hydra_config) as environment:
-            code = job(overrides, folder, log, is_over, environment)
+        with _environment(config, hydra_config) as environment, _turn(folder):
+            code = job(overrides, folder, log, is_over, environment, folder_option("sweep_dir", folder.parent))
     except Interrupted:
         if at_once:  # other jobs may still be writing their checkpoints
             return None
@@ -221,11 +241,25 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     if code:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
         with suppress(OSError):  # a full disk must not stop other jobs
-            mark.write_text(f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n")
+            said = f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n"
+            mark.write_text(said, errors="backslashreplace")  # names of folders may hold bytes that are not text
         return None
     with suppress(OSError):
         mark.unlink(missing_ok=True)
     return objective(config, json.loads((folder / "metrics.json").read_text()))
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Waits while another job has the same options: a search may try the same values twice at once. The second one
+    then finds the run finished."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    with suppress(OSError, NotImplementedError):  # a file system without locks
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -77,12 +77,12 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
             "sweep=M."
         )
     parameters = {one.get_key_element(): _parameter(one) for one in swept}
-    config = _checked([*texts, *(f"{name}={_first(values)}" for name, values in parameters.items())])
+    logged = [] if "logger" in given else ["logger=wandb"]
+    logged += [] if "logger.wandb.project" in given else [f"logger.wandb.project={project}"]
+    config = _checked([*texts, *logged, *(f"{name}={_first(values)}" for name, values in parameters.items())])
     validates = bool(axes_of(config.protocol)) or config.protocol.get("select") == "val_classes"
     searched = any("values" not in one for one in parameters.values()) or "optuna" in str(own.get("_target_")).lower()
     metric = f"best_on_validation/{config.protocol.criterion}" if validates else f"test/{HEADLINE}"
-    logged = [] if "logger" in given else ["logger=wandb"]
-    logged += [] if "logger.wandb.project" in given else [f"logger.wandb.project={project}"]
     cap = own.get("n_trials") if searched else None
     return (
         {"project": project}

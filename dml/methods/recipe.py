@@ -65,6 +65,9 @@ class Recipe:
         return self.warm_up * (steps_per_epoch if self.unit == "epoch" else 1)
 
 
+LENGTHS = ("T_max", "total_steps")  # what torch's schedulers call the length
+
+
 class Schedule:
     """Learning rates that rise linearly and then follow a scheduler of torch, which counts from the end of the rise.
 
@@ -97,8 +100,10 @@ class Schedule:
         self.units = None if left is None else math.ceil(left / period)
         given: dict[str, Any] = {"max_lr": [group["lr"] for group in optimizer.param_groups]}
         if self.units is not None:
-            given |= dict.fromkeys(("T_max", "total_steps"), self.units)
+            given |= dict.fromkeys(LENGTHS, self.units)
         takes = inspect.signature(scheduler).parameters
+        if length is None and any(name in takes for name in LENGTHS):
+            raise UserError("this scheduler needs the length of the schedule: set scheduler.length.")
         with _told("scheduler"):
             self.main = scheduler(optimizer, **{name: value for name, value in given.items() if name in takes})
         if not isinstance(self.main, LRScheduler):

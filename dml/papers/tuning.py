@@ -24,7 +24,6 @@ from dml.runs.provenance import said_of_starts, said_together
 OPTUNA = (
     "hydra/sweeper=optuna",
     "hydra/sweeper/sampler=grid",
-    "hydra.sweeper.direction=maximize",
     "hydra.sweeper.n_jobs=1",  # so that the trials are the same on every machine
     "hydra.sweeper.max_failure_rate=1",
 )

@@ -65,7 +65,7 @@ def sections() -> list[ws.Section]:
             panels=[
                 course("Mean learner", f"learners/mean/{HEADLINE}"),
                 *(course(f"Between learners: {one.title}", f"learners/{one.name}") for one in between),
-                wr.WeavePanelSummaryTable(table_name="learners"),
+                wr.WeavePanelSummaryTable(table_name="learner_metrics"),
             ],
         ),
         ws.Section(

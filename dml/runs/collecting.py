@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dml.configuration.composition import EXECUTION
 from dml.configuration.identity import configuration, label, repeats
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
@@ -194,4 +195,5 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
 def tells(override: str, differ: Collection[str]) -> bool:
     """Says whether an override can tell a configuration from others; `differ`: the options of repetitions."""
     name = override.lstrip("+~").partition("=")[0]
-    return name not in differ and not name.startswith(("paths.", "logger", "hydra"))
+    silent = [one for one in EXECUTION if one != "note"]  # a user's remark may tell more than the options
+    return name not in differ and not name.startswith(("hydra", *silent))

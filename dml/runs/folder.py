@@ -135,7 +135,7 @@ class RunFolder:
         different = [f"{n} was {before.get(n, 'not there')}, is {now.get(n, 'not there')}" for n in names]
         remedy = "repeat its options to resume it"
         if not any(name in before and name in now for name in names):  # no value differs, but some options are missing
-            remedy += ", by the version of dml that began it (provenance.json has its commit)"
+            remedy += ", with the version of dml that began it (provenance.json has its commit) if you added no option"
         raise UserError(
             f"{self.path} holds a run with another configuration ({'; '.join(different[:5])}"
             f"{' and more' if len(different) > 5 else ''}): {remedy}, or name another folder {ELSEWHERE}."

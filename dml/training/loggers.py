@@ -146,14 +146,14 @@ def log_outcome(loggers: list[Logger], config: DictConfig, metrics: dict[str, fl
             learners = [name.split("/")[1] for name in metrics if re.fullmatch(rf"learners/\d+/{HEADLINE}", name)]
             names = [name.removeprefix("learners/0/") for name in metrics if name.startswith("learners/0/")]
             rows = [[int(i), *(metrics[f"learners/{i}/{name}"] for name in names)] for i in learners]
-            logger.log_table("learners", columns=["learner", *names], data=rows)
+            logger.log_table("learner_metrics", columns=["learner", *names], data=rows)
 
 
 @rank_zero_only
 def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) -> None:
     """Logs the tables of the run page, as tables of W&B and as text of TensorBoard.
 
-    In W&B their names begin with `report_`, so that `report_learners` is not the table `learners` of `log_outcome`.
+    In W&B their names begin with `report_`, so that none is that of a picture.
     """
     for logger in loggers:
         for name, table in tables.items():
@@ -162,7 +162,8 @@ def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) ->
                 logger.log_table(f"report_{name}", columns=list(table.columns), data=rows)
             elif isinstance(logger, TensorBoardLogger):
                 text = tabulate(table.rows[:MOST_LINES], headers=list(table.columns), tablefmt="github")
-                logger.experiment.add_text(f"report/{name}", text, step)
+                # Names of classes may be no text, which TensorBoard refuses.
+                logger.experiment.add_text(f"report/{name}", text.encode("utf-8", "backslashreplace").decode(), step)
 
 
 @rank_zero_only

@@ -12,7 +12,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from dml.configuration.components import instantiate, without
-from dml.configuration.composition import output_dir
+from dml.configuration.composition import going_on
 from dml.configuration.options import LOGGER
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
@@ -75,8 +75,8 @@ def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, part
         if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
             raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")
     except BaseException as error:
-        go_on = f"continue with the same options and {shlex.quote(output_dir(folder.path))}"
-        if no_room(error):  # there may be no room for a line in run.log either
+        go_on = f"continue with the same options and {going_on(folder.path)}"
+        if no_room(error) and not isinstance(error, UserError):  # there may be no room for a line in run.log either
             raise UserError(f"There is no room left in {folder.path}: free some, then {go_on}.") from error
         log.error("%s: %s", type(error).__name__, error)
         if (file := no_permission(error)) is not None:

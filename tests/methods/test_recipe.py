@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import (
 from dml.configuration.command_line import hydra_sentence
 from dml.configuration.composition import composed
 from dml.configuration.options import check
+from dml.errors import UserError
 from dml.methods.base import Method
 from dml.methods.recipe import Recipe, Schedule
 from dml.training.build import recipe_of
@@ -193,6 +194,12 @@ def test_deml_trains_with_its_papers_loss_where_its_paper_is_asked_for(chosen: s
     assert found.method._target_ == "dml.methods.deml.DeML"
     assert found.loss.loss._target_ == f"dml.losses.pairwise.{loss}"
     assert found.loss.loss.get("gamma") == (35 if loss == "BinomialDeviance" else None)
+
+
+@pytest.mark.parametrize("name", ["cosine", "onecycle"])
+def test_a_schedule_without_its_length_is_told(name: str) -> None:
+    with pytest.raises(UserError, match=r"needs the length of the schedule: set scheduler\.length"):
+        recipe(name, length=None).schedule_of(optimizer_at(RATES), EPOCH)
 
 
 def test_an_unknown_choice_is_told() -> None:

@@ -46,6 +46,17 @@ def test_any_class_name_can_be_drawn() -> None:
     assert said == [r"a\$_\$b", r"\udce9t\udce9", "c" * 37 + "..."]
 
 
+def test_a_name_of_several_lines_is_drawn_in_one(table: Embedded) -> None:
+    """Pillow's layout refuses line breaks and separators."""
+    near = galleries.neighbours_of(table, None, None, k=2)
+    names = [between.join("abc") for between in ("\n", "\r", "\x1c", "\x85", "\u2029", " ")]
+    sheets = [
+        galleries.retrieval_gallery(table, table, near, *RIGHT, white, lambda _, name=name: name, count=6)
+        for name in names
+    ]
+    assert all(sheet.tobytes() == sheets[-1].tobytes() for sheet in sheets)
+
+
 def test_gallery_of_fewer_images_than_neighbours(table: Embedded) -> None:
     near = galleries.neighbours_of(table, None, None, k=99)
     sheet = galleries.retrieval_gallery(table, table, near, *RIGHT, white, str, count=99)
