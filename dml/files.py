@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -49,7 +50,8 @@ def write_through(path: Path, content: str) -> None:
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Gives a temporary path to write to. It is renamed to `path` at the end, or removed if writing failed."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
+    # Processes in containers, or of several machines, may have the same number.
+    new = path.with_name(f".{path.name}.{os.getpid()}{secrets.randbelow(10**8):08}")
     try:
         yield new
         os.replace(new, path)

@@ -1,13 +1,17 @@
 """Makes components from their configuration."""
 
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.errors import UserError
+from dml.errors import OUT_OF_MEMORY, UserError
+
+PACKAGE = Path(__file__).parents[1]
 
 
 class Waits:
@@ -35,8 +39,8 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
     """Makes a component with `hydra.utils.instantiate`, and turns a user's mistake into a UserError.
 
     Raises:
-        UserError: the component refused its options. A plain TypeError or ValueError is told with the name of the
-            component's option before it.
+        UserError: the component refused its options. A plain TypeError or ValueError, and any error of another package,
+            is told with the name of the component's option before it.
     """
     try:
         return hydra.utils.instantiate(config, **arguments)
@@ -46,6 +50,16 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise cause from None
-        if isinstance(cause, TypeError | ValueError):
-            raise UserError(f"{config._get_full_key(None)}: {' '.join(str(cause).split())}.") from error
+        if isinstance(cause, TypeError | ValueError) or (isinstance(cause, Exception) and _of_a_library(cause)):
+            said = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
+            raise UserError(f"{config._get_full_key(None)}: {said}.") from error
         raise
+
+
+def _of_a_library(error: Exception) -> bool:
+    """Says whether another package raised an error, and it is not that memory is short: packages refuse options with
+    errors of any kind."""
+    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return not Path(frame.f_code.co_filename).is_relative_to(PACKAGE)

@@ -82,7 +82,7 @@ BACKBONE: dict[str, Any] = {  # see `dml.models.backbones.trained`
     "batch_norm": Literal["batch", "running", "frozen"],
     "lora_rank": Few,
     "lora_alpha": Positive,
-    "lora_layers": list[str] | None,
+    "lora_layers": Annotated[list[str], Field(min_length=1)] | None,
 }
 
 OPTIMIZER: dict[str, Any] = {"layer_decay": Annotated[float, Field(gt=0, le=1)]}

@@ -7,20 +7,22 @@ in files of their own (rendered ones, or those in a zip whose checksums were ver
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 from tqdm import tqdm
 
 from dml.data.images import VERSION, quiet, reason
 from dml.data.paths import CHUNK, NO_FILE
 from dml.data.records import Records
 from dml.errors import UserError
-from dml.files import write_atomically
+from dml.files import alone, write_atomically
 from dml.process import cores
 
 
@@ -58,17 +60,19 @@ def check_images(records: Records, rows: np.ndarray, cache_dir: str | Path) -> d
     if not len(rows):
         return {}
     stamps = (f"\n{stamp}" for stamp in records.stamps(rows))
-    memory = Path(cache_dir) / f"unreadable-{digest(f'decoded as {VERSION}', stamps)}.json"
+    memory = Path(cache_dir) / f"unreadable-{digest(f'Pillow {PIL.__version__}, decoded as {VERSION}', stamps)}.json"
     rows = np.sort(rows)
-    known = _remembered(memory)
-    if known is not None:
-        if not known:
-            return {}
-        return {row: known[path] for row, path in zip(rows.tolist(), records.paths[rows], strict=True) if path in known}
-    bad = _decode_all(records, rows)
-    if not any(_may_pass(error) for error in bad.values()):
-        _remember(memory, {records.paths[row]: reason(error) for row, error in bad.items()})
-    return {row: reason(error) for row, error in bad.items()}
+    if (known := _remembered(memory)) is None:
+        with _writing(memory), alone(memory.with_suffix(".lock")):  # all ranks ask at once
+            if (known := _remembered(memory)) is None:
+                bad = _decode_all(records, rows)
+                found = {records.paths[row]: reason(error) for row, error in bad.items()}
+                if not any(_may_pass(error) for error in bad.values()):
+                    write_atomically(memory, json.dumps(found))
+                return {row: reason(error) for row, error in bad.items()}
+    if not known:
+        return {}
+    return {row: known[path] for row, path in zip(rows.tolist(), records.paths[rows], strict=True) if path in known}
 
 
 def digest(first: str, others: Iterable[str]) -> str:
@@ -115,10 +119,12 @@ def _remembered(memory: Path) -> dict[str, str] | None:
     return known if sound else None
 
 
-def _remember(memory: Path, bad: dict[str, str]) -> None:
+@contextmanager
+def _writing(memory: Path) -> Iterator[None]:
+    """Makes the folder of a file, and turns errors of writing there into a sentence."""
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, json.dumps(bad))  # another process may be checking the same files
+        yield
     except OSError as error:
         raise UserError(
             f"the cache folder {memory.parent} cannot be written ({error.strerror}): choose another one with "

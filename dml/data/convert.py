@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from dml.data.preparation import given
 from dml.errors import UserError
-from dml.files import atomic_path
+from dml.files import alone, atomic_path
 from dml.models.backbones import googlenet_v1
 from dml.models.backbones.inception import caffe_names
 from dml.models.backbones.trained import backbone_of
@@ -45,19 +45,20 @@ def convert(name: str, config: DictConfig, sources: Sequence[str]) -> Path:
         raise UserError(f"weights={name} takes exactly one source=FILE: {PUBLISHED[name].by_hand}.")
     downloads = path.with_name(f".{path.name}.downloads")
     path.parent.mkdir(parents=True, exist_ok=True)
-    (source,) = given(sources[0], downloads, at_most=LARGEST)
-    config.backbone.weights = "none"
-    backbone = backbone_of(config.backbone)
-    ours = backbone.state_dict()
-    shapes = {theirs: ours[key].shape for theirs, key in caffe_names(backbone.stages).items()}
-    weights = read_caffemodel(source, shapes)
-    with atomic_path(path) as new, new.open("wb") as file:
-        torch.save(weights, file)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = hashlib.sha1(source.read_bytes(), usedforsecurity=False).hexdigest()
-    known = digest == PUBLISHED[name].sha1
-    said = "which is the published file" if known else "which differs from the published file"
-    print(f"{path}: {len(weights)} tensors of {source.name}, {said}.")
-    shutil.rmtree(downloads, ignore_errors=True)
+    with alone(path.with_name(f".{path.name}.lock")):  # another process may be at the same downloads
+        (source,) = given(sources[0], downloads, at_most=LARGEST)
+        config.backbone.weights = "none"
+        backbone = backbone_of(config.backbone)
+        ours = backbone.state_dict()
+        shapes = {theirs: ours[key].shape for theirs, key in caffe_names(backbone.stages).items()}
+        weights = read_caffemodel(source, shapes)
+        with atomic_path(path) as new, new.open("wb") as file:
+            torch.save(weights, file)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = hashlib.sha1(source.read_bytes(), usedforsecurity=False).hexdigest()
+        known = digest == PUBLISHED[name].sha1
+        said = "which is the published file" if known else "which differs from the published file"
+        print(f"{path}: {len(weights)} tensors of {source.name}, {said}.")
+        shutil.rmtree(downloads, ignore_errors=True)
     return path

@@ -153,7 +153,7 @@ def images_below(path: Path) -> list[str]:
     """
     with os.scandir(path) as entries:
         # Also links to nothing and pipes, which are then named with the files that cannot be read.
-        files = [e.path for e in entries if _is_image(e.name) and not e.is_dir()]
+        files = [e.path for e in entries if _is_image(e.name) and not os.path.isdir(e.path)]
     if not files:
         deeper = next(_with_images(path), None)
         remedy = "fill it or remove it"

@@ -104,12 +104,12 @@ def roles_of_classes(listing: Listing, names: Sequence[str], root: Path) -> list
     Raises:
         UserError: a class is listed twice, is no folder, or has no line.
     """
-    roles, lines = listing.roles(("train", "test")), dict[str, int]()
+    roles, lines, known = listing.roles(("train", "test")), dict[str, int](), set(names)
     for number, said in listing.rows:
         label = said["label"]
         if label in lines:
             listing.tell(number, f"has class {label!r} again, as line {lines[label]}: keep one of the two lines")
-        if label not in names:
+        if label not in known:
             listing.tell(number, f"has class {label!r}, which is no folder in {root}: correct the name or remove it")
         lines[label] = number
     if missing := [name for name in names if name not in lines]:

@@ -93,11 +93,16 @@ class Paths:
         """Sizes, times and places of the files, looked up at the first access and remembered."""
         sizes, times = np.full(len(self), NO_FILE, np.int64), np.zeros(len(self), np.int64)
         keys, folders, end = np.empty(len(self), np.int64), _Folders(), 0
+        inodes = np.full(len(self), NO_FILE, np.int64)
         for chunk in self.chunks():
             there, keys[end : end + len(chunk)] = _places(chunk, folders)
             rows = end + np.array(there, np.int64)
-            sizes[rows], times[rows] = np.array([_size_and_time(chunk[i]) for i in there], np.int64).reshape(-1, 2).T
+            found = np.array([_status(chunk[i]) for i in there], np.int64).reshape(-1, 3).T
+            sizes[rows], times[rows], inodes[rows] = found
             end += len(chunk)
+        _, number, count = np.unique(inodes, return_inverse=True, return_counts=True)
+        for row in np.flatnonzero((count[number] > 1) & (inodes != NO_FILE)).tolist():  # a file and links to it?
+            keys[row] = hash(os.path.realpath(self[row]))
         return Files(sizes, times, self._numbered(keys))
 
     def stamps(self, rows: np.ndarray) -> Iterator[str]:
@@ -113,11 +118,9 @@ class Paths:
         """Numbers the files by their hashes; paths with equal hashes are compared themselves."""
         _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
         rows = np.flatnonzero(times[number] > 1)
-        exact: dict[tuple[str, str], int] = {}
-        folder = _Folders()
+        exact: dict[str, int] = {}
         for row in rows.tolist():
-            at, name = os.path.split(self[row])
-            number[row] = len(times) + exact.setdefault((folder.real(at), name), len(exact))
+            number[row] = len(times) + exact.setdefault(os.path.realpath(self[row]), len(exact))
         return number
 
     def _read(self, first: int, end: int) -> list[str]:
@@ -198,11 +201,12 @@ def _places(paths: list[str], folders: _Folders) -> tuple[list[int], list[int]]:
     return there, keys
 
 
-def _size_and_time(path: str) -> tuple[int, int]:
+def _status(path: str) -> tuple[int, int, int]:
+    """Returns size and time of a file, and its number in the file system, as far as an int64 holds it."""
     try:
         status = os.stat(path)
     except PermissionError:
-        return CLOSED, 0
+        return CLOSED, 0, NO_FILE
     except (OSError, ValueError):
-        return (CLOSED if os.path.islink(path) else NO_FILE), 0
-    return status.st_size, status.st_mtime_ns
+        return (CLOSED if os.path.islink(path) else NO_FILE), 0, NO_FILE
+    return status.st_size, status.st_mtime_ns, status.st_ino & (2**63 - 1)

@@ -16,6 +16,7 @@ from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
 import dml
+from dml.configuration.options import check_plain
 from dml.data.dataset import open_dataset
 from dml.data.fetch import fetch
 from dml.data.records import Records
@@ -41,10 +42,13 @@ def prepare(config: DictConfig, sources: Sequence[str] = ()) -> Path:
         raise UserError(
             "this data set has no official layout to prepare: give dataset=NAME of a benchmark, as dataset=cub200."
         )
+    check_plain({"dataset": OmegaConf.to_container(config.dataset, resolve=True)})
     root = Path(config.dataset.root).resolve()
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         if _holds_something(root):
+            if sources:
+                print(f"{root} is there already, so the sources are not used.")
             return _found(config, root)
         if root.is_mount():
             raise UserError(
@@ -85,7 +89,7 @@ def _make(config: DictConfig, root: Path, sources: Sequence[str]) -> Path:
     try:
         for path in files:
             try:
-                take(path, staging)
+                take(path, staging, (staging, downloads))
             except DamagedArchive:
                 if downloads in path.parents:
                     path.unlink()  # so that the next start fetches it anew
@@ -121,7 +125,7 @@ def given(source: str, downloads: Path, **known: Any) -> list[Path]:
     """
     if "://" in source:
         return [_download(source, downloads, **known)]
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # leaves the ~ of an unknown user as it is
     if not path.exists():
         raise UserError(f"source={source} is neither a file, a folder nor a URL.")
     return [path]

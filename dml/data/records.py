@@ -50,8 +50,8 @@ class Records:
             pictures are files, or nothing tells.
 
     Raises:
-        UserError: there are no images, a class has no images or is both in training and in evaluation, or there are
-            queries without a gallery (or the reverse).
+        UserError: there are no images, a class has no images or is both in training and in evaluation, there are
+            queries without a gallery (or the reverse), or test images beside them.
     """
 
     name: str
@@ -93,6 +93,11 @@ class Records:
             )
         if ("query" in self.roles) != ("gallery" in self.roles):
             raise UserError(f"dataset {self.name} has only one of query and gallery images: give both, or use test")
+        if "query" in self.roles and "test" in self.roles:
+            raise UserError(
+                f"dataset {self.name} has test images beside query and gallery images: a test image is both, so give "
+                "these alone, or make each a query or a gallery image"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -5,6 +5,7 @@ import shutil
 import stat
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -23,7 +24,7 @@ class DamagedArchive(UserError):
     """An archive is cut short, or the file is no archive."""
 
 
-def take(path: Path, staging: Path) -> None:
+def take(path: Path, staging: Path, beside: Sequence[Path] = ()) -> None:
     """Puts a source into the staging folder: an archive's content, a folder's content, or a single file.
 
     Archives directly inside a folder are unpacked too.
@@ -31,6 +32,8 @@ def take(path: Path, staging: Path) -> None:
     Args:
         path: of the source.
         staging: folder to fill.
+        beside: folders that are left out of a source: those of this work, and those that the source lies in, so that
+            links that lead back end.
 
     Raises:
         DamagedArchive: an archive is cut short, or is no archive.
@@ -38,12 +41,15 @@ def take(path: Path, staging: Path) -> None:
             regular file, or the content is larger than the disk has room for.
     """
     if path.is_dir():
+        beside = (*beside, path)
         for inner in sorted(path.iterdir()):
             if _litter(inner.name):
                 continue
             if inner.is_dir():
+                if any(one.exists() and inner.samefile(one) for one in beside):
+                    continue
                 (staging / inner.name).mkdir(exist_ok=True)
-                take(inner, staging / inner.name)
+                take(inner, staging / inner.name, beside)
             elif inner.name.lower().endswith(OTHERS):
                 take(inner, staging)
             else:

@@ -69,6 +69,14 @@ class Loss(nn.Module, Waits):
         self.takes = {p.name for p in named}
         self.needs = {p.name for p in named if p.default is p.empty}
 
+    def check_memory(self, images: int) -> None:
+        """Raises UserError if a cross-batch memory is smaller than a batch of so many images."""
+        if isinstance(self.loss, CrossBatchMemory) and self.loss.memory_size < images:
+            raise UserError(
+                f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {images}: set "
+                "loss.loss.memory_size to the size of several batches."
+            )
+
     def forward(self, embeddings: Tensor, labels: Tensor, **auxiliary: Tensor) -> Tensor | dict[str, Tensor]:
         """Computes the loss: a scalar, or named scalars whose sum is minimised.
 
@@ -85,11 +93,7 @@ class Loss(nn.Module, Waits):
         """
         if embeddings.dtype in (torch.float16, torch.bfloat16):
             embeddings = embeddings.float()
-        if isinstance(self.loss, CrossBatchMemory) and self.loss.memory_size < len(embeddings):
-            raise UserError(
-                f"The cross-batch memory holds {self.loss.memory_size} embeddings but a batch has {len(embeddings)}: "
-                "set loss.loss.memory_size to the size of several batches."
-            )
+        self.check_memory(len(embeddings))
         whole: Any = self.loss
         alone = self.batches < self.memory_from
         if alone:

@@ -77,13 +77,15 @@ class LocalHead(Head):
         prototypes: number of prototypes of a pooling that keeps one vector for each: c = d / prototypes; None: c = d.
 
     Raises:
-        UserError: the width is not divisible by the number of prototypes.
+        UserError: the width is not divisible by the number of prototypes, or the pooling has none.
     """
 
     def __init__(
         self, pooling: nn.Module | Callable[..., nn.Module], in_channels: int, dim: Size, prototypes: Size | None = None
     ) -> None:
         sizes = [dim] if prototypes is None else [_part(dim, prototypes), prototypes]
+        if prototypes is not None and isinstance(pooling, nn.Module):
+            raise UserError(f"head.prototypes={prototypes}: {type(pooling).__name__} has no prototypes, so remove it.")
         made = pooling if isinstance(pooling, nn.Module) else pooling(*sizes)
         super().__init__(made, in_channels, sizes[0])
         self.dim = dim

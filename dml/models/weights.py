@@ -57,11 +57,14 @@ class Source:
         file: its name, or the hub's name for weights that a library fetched.
         sha256: of the file; None: a library read it.
         licence: of the weights, if their source says it; else `unknown`.
+        colours: mean and deviation of the images for which the weights are, if timm's configuration beside them says
+            it.
     """
 
     file: str
     sha256: str | None
     licence: str
+    colours: tuple[list[float], list[float]] | None = None
 
 
 def load_weights(
@@ -100,7 +103,7 @@ def load_weights(
     if path is None:
         return None
     is_users = not (weights == "imagenet" or "://" in weights)
-    source = Source(path.name, _checked(path, is_users), _licence(path, published))
+    source = Source(path.name, _checked(path, is_users), _licence(path, published), _colours(path))
     _fit(module, _read(path), path, names or {}, ignore, convert)
     return source
 
@@ -224,11 +227,29 @@ def _licence(path: Path, published: Published | None) -> str:
         return published.licence
     if (licence := licence_of(path.parent)) is not None:
         return licence
-    try:
-        said = read_json(path.with_name("config.json"))["pretrained_cfg"]["license"]
-    except (UserError, KeyError, TypeError):  # missing, or not in timm's format
-        return "unknown"
+    said = _of_timm(path).get("license")
     return said if isinstance(said, str) and said else "unknown"
+
+
+def _of_timm(path: Path) -> dict[str, Any]:
+    """Returns what timm's configuration beside a file says of the weights; empty if there is none."""
+    try:
+        said = read_json(path.with_name("config.json"))["pretrained_cfg"]
+    except (UserError, KeyError, TypeError):  # missing, or not in timm's format
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _colours(path: Path) -> tuple[list[float], list[float]] | None:
+    """Returns what timm's configuration beside a file says of mean and deviation; None if it says nothing."""
+    said = _of_timm(path)
+    both = [said.get(name) for name in ("mean", "std")]
+    if not all(
+        isinstance(one, list) and len(one) == 3 and all(isinstance(v, int | float) for v in one) for one in both
+    ):
+        return None
+    mean, std = ([float(v) for v in one or ()] for one in both)
+    return mean, std
 
 
 def _read(path: Path) -> dict[str, Tensor]:

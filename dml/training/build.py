@@ -10,7 +10,7 @@ import torchvision
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import Waits, instantiate, without
-from dml.configuration.options import OPTIMIZER, SCHEDULER, check
+from dml.configuration.options import BACKBONE, OPTIMIZER, SCHEDULER, check
 from dml.data.cache import ImageCache, build_cache
 from dml.data.check import readable
 from dml.data.datamodule import DataModule
@@ -74,6 +74,9 @@ def build(config: DictConfig) -> Parts:
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
     method = build_method(config)
     method.attach(data)
+    for module in method.modules():
+        if isinstance(module, Loss):
+            module.check_memory(config.sampler.batch_size)
     if data.features is not None:
         Stem.of(method.normalize, method.openings())
         if config.trainer.compile:
@@ -112,14 +115,15 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
             "transform.copies=null."
         )
     train, test = transforms(config)
-    train_cache, test_cache = _caches(config, records, train, test)
     train_labels = renumbered(records.labels[split.train])[1]
+    sampler = instantiate(config.sampler, labels=train_labels, seed=config.seed)  # its mistakes come before long work
+    train_cache, test_cache = _caches(config, records, train, test)
     return DataModule(
         records,
         split.train,
         split.query,
         split.gallery,
-        instantiate(config.sampler, labels=train_labels, seed=config.seed),
+        sampler,
         train,
         test,
         seed=config.seed,
@@ -148,7 +152,9 @@ def _features(config: DictConfig, train: Transform) -> KeptFeatures:
         )
     said = {name: value for name, value in config.dataset.items() if name != "cache"}
     precision = {"precision": config.trainer.precision, "matmul": config.trainer.matmul}
-    common = {"dataset": said, "image_size": config.image_size} | precision
+    weights = ("weights", "weights_dir", *BACKBONE)  # the features' own fingerprint has the weights themselves
+    network = {name: value for name, value in config.backbone.items() if name not in weights}
+    common = {"dataset": said, "backbone": network, "image_size": config.image_size} | precision
     versions = f"Pillow {PIL.__version__}, torchvision {torchvision.__version__}, decoded as {VERSION}"
 
     def settings(steps: DictConfig) -> str:

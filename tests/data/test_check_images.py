@@ -2,6 +2,8 @@ import dataclasses
 import errno
 import os
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dml.data import check
 from dml.data.check import check_images, readable
 from dml.data.folder import folder
 from dml.data.glyphs import glyphs
@@ -113,8 +116,12 @@ def test_what_may_pass_is_not_remembered(tree: Path, tmp_path: Path, monkeypatch
     for name in "abc":
         (tree / name / "2.jpg").unlink()
 
+    really = os.open
+
     def forbidden(path: str, *more: Any) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", path)
+        if str(path).endswith(".jpg"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return really(path, *more)
 
     records = folder(str(tree))
     with monkeypatch.context() as patch:
@@ -122,3 +129,22 @@ def test_what_may_pass_is_not_remembered(tree: Path, tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match=r"6 of the 6 images .*a/0\.jpg \(Permission denied\), "):
             readable(records, tmp_path / "cache")
     assert readable(records, tmp_path / "cache") is records
+
+
+def test_all_ranks_check_once(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits, and reads what the first has found."""
+    checked: list[int] = []
+    really = check._decode_all
+
+    def slowly(*given: Any) -> dict[int, Exception]:
+        checked.append(1)
+        time.sleep(0.3)
+        return really(*given)
+
+    monkeypatch.setattr(check, "_decode_all", slowly)
+    data = folder(str(tree))
+    rows = np.arange(len(data))
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: check_images(data, rows, tmp_path / "cache"), range(3)))
+    assert len(checked) == 1
+    assert found[0] == found[1] == found[2]

@@ -42,16 +42,18 @@ def test_what_is_said_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "a" / "1").write_bytes(b"four")
     os.utime(tmp_path / "a" / "1", (7, 7))
+    (tmp_path / "link").symlink_to("a/1")
+    (tmp_path / "hard").hardlink_to(tmp_path / "a" / "1")  # a file of its own, though it looks alike
     (tmp_path / "c").write_bytes(b"")
     (tmp_path / "c").chmod(0)
     same = [f"{tmp_path}/a/1", "a/1", "b/1", "./b//1", "a/../a/1", "nowhere/../a/1"]
-    others = ["a/2", "b/3", "a/1/x", "nowhere/1", "nowhere/else/1", "c", "x"]
-    column = Paths.of(same + others)
+    others = ["a/2", "b/3", "a/1/x", "nowhere/1", "nowhere/else/1", "c", "x", "hard"]
+    column = Paths.of([*same, *others, "link"])
     files = column.files
-    assert files.sizes.tolist() == [*[4] * 5, *[NO_FILE] * 6, 0, NO_FILE]
+    assert files.sizes.tolist() == [*[4] * 5, *[NO_FILE] * 6, 0, NO_FILE, 4, 4]
     assert files.times.tolist()[:5] == [7 * 10**9] * 5
-    assert len(set(files.places[:6].tolist())) == 1
-    assert len({*files.places[5:].tolist()}) == 8
+    assert len(set(files.places[[*range(6), 14]].tolist())) == 1
+    assert len({*files.places[5:14].tolist()}) == 9
     some = column[np.array([12, 1])]
     (tmp_path / "a" / "1").unlink()
     assert some.files.sizes.tolist() == [NO_FILE, 4]  # what was found then

@@ -31,6 +31,7 @@ from dml.data.miniatures import MAKERS
 from dml.data.preparation import prepare
 from dml.data.prepare import main
 from dml.data.sop import sop
+from dml.data.unpack import take
 from dml.errors import UserError
 from dml.files import alone
 
@@ -698,3 +699,22 @@ def test_one_waits_for_a_lock_that_goes(tmp_path: Path) -> None:
         thread.join(60)
     assert (most[0], times[0]) == (1, 120)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_source_may_hold_the_place_of_the_data_set(tmp_path: Path) -> None:
+    """And links that lead back to it."""
+    source = tmp_path / "data"
+    staging = source / ".set.unpacking"
+    (source / "images").mkdir(parents=True)
+    staging.mkdir()
+    (source / "images" / "1.jpg").write_bytes(b"a picture")
+    (source / "images" / "back").symlink_to(source)
+    take(source, staging, (staging,))
+    assert [str(path.relative_to(staging)) for path in sorted(staging.rglob("*"))] == ["images", "images/1.jpg"]
+
+
+def test_options_are_checked_before_anything_is_fetched(config_of: Callable[..., DictConfig]) -> None:
+    config = config_of("cub200")
+    config.dataset.crop = "foo"
+    with pytest.raises(UserError, match=r"dataset\.crop=foo"):
+        prepare(config)

@@ -49,6 +49,7 @@ def test_subset_renumbers_classes_and_opens_the_right_images() -> None:
         ([0, 2], ["train", "test"], "class 'class 1' of dataset some has no images"),
         ([0, 0, 1, 1], ["train", "train", "train", "test"], "'class 1' .* both in training and in evaluation"),
         ([0, 1], ["train", "query"], "only one of query and gallery"),
+        ([0, 1, 1, 2], ["train", "query", "gallery", "test"], "test images beside query and gallery images"),
     ],
 )
 def test_what_no_dataset_may_be(labels: list[int], roles: list[str], sentence: str) -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dml.models.heads import Head
+from dml.errors import UserError
+from dml.models.heads import Head, LocalHead
 from dml.models.poolings.means import AvgMaxPool, GeneralizedMeanPool, MaxPool
 
 
@@ -77,3 +78,8 @@ def test_head_shapes() -> None:
     head = Head(torch.nn.AdaptiveAvgPool2d(1), in_channels=5, dim=7)
     assert head.dim == 7
     assert head(torch.rand(3, 5, 2, 2)).shape == (3, 7)
+
+
+def test_a_pooling_without_prototypes_takes_none() -> None:
+    with pytest.raises(UserError, match=r"head\.prototypes=8: AdaptiveAvgPool2d has no prototypes"):
+        LocalHead(torch.nn.AdaptiveAvgPool2d(1), 16, 24, prototypes=8)

@@ -193,6 +193,7 @@ def test_flops_of_a_vit_are_those_of_the_formula(configure: Callable[..., DictCo
     ("name", "said"),
     [
         ("no_such_model", "timm has no model 'no_such_model'"),
+        ("test_resnet.foo", "timm cannot make test_resnet.foo"),
         ("hrnet_w18_small", "no chain of blocks from the image to a map"),
         ("mixer_s16_224", "no chain of blocks"),
         ("test_vit_relpos", "no chain of blocks"),
@@ -217,6 +218,18 @@ def test_images_that_do_not_fit(name: str, size: int, said: str) -> None:
         backbone(torch.rand(1, 3, size, size))
 
 
+@pytest.mark.parametrize(
+    ("name", "probe", "said"),
+    [
+        ("test_vit", 17, "no multiple of a patch's 16 pixels"),
+        ("resnet18", 16, "no multiple of all strides of resnet18"),
+    ],
+)
+def test_probes_that_do_not_fit(name: str, probe: int, said: str) -> None:
+    with pytest.raises(UserError, match=rf"backbone\.probe={probe} is {said}"):
+        timm_model(model_name=name, weights="none", probe=probe)
+
+
 def test_the_size_of_images_is_told_before_a_run(configure: Callable[..., DictConfig]) -> None:
     options = ["backbone=dinov2_small", "backbone.weights=none", "+backbone.options.depth=2", "method=baseline"]
     config = configure(*options, "runtime.train_classes=2")
@@ -231,6 +244,8 @@ def test_the_size_of_images_is_told_before_a_run(configure: Callable[..., DictCo
     ("options", "said"),
     [
         ({"depht": 2}, "refuses them"),
+        ({"num_heads": 5}, "refuses them"),
+        ({"norm_layer": "foo"}, "refuses them"),
         ({"checkpoint_path": "/x"}, r"backbone\.options\.checkpoint_path is no option of an architecture"),
     ],
 )

@@ -77,6 +77,11 @@ def test_norms_alone_are_trained(backbone: Backbone) -> None:
     assert owners
 
 
+def test_norms_that_are_frozen_train_nothing() -> None:
+    with pytest.raises(UserError, match=r"train=norm trains nothing with backbone\.batch_norm=frozen"):
+        choose_trained(small(), train="norm", batch_norm="frozen")
+
+
 def adapted(make: Callable[[], Backbone], **options: Any) -> tuple[Backbone, Backbone]:
     """With adapters that add something, and without."""
     torch.manual_seed(0)
@@ -187,7 +192,9 @@ def test_one_group_without_a_decay(configure: Callable[..., DictConfig]) -> None
         (["backbone.train=last:0"], r"backbone\.train=last:0 is unknown: choose all, none, last:N \(N stages\), norm"),
         (["backbone.train=some"], r"backbone\.train=some is unknown"),
         (["backbone.train=lora", "backbone.lora_layers=[nothing]"], r"no layer of the backbone has this name"),
-        (["backbone.train=lora", "backbone.lora_layers=[block2]"], r"stages\.block2 can have no adapter"),
+        (["backbone.train=lora", "backbone.lora_layers=[block2]"], r"no layer of the backbone has this name"),
+        (["backbone.train=lora", "backbone.lora_layers=[block2.1]"], r"stages\.block2\.1 can have no adapter"),
+        (["backbone.train=lora", "backbone.lora_layers=[]"], r"backbone\.lora_layers"),
         (["backbone.batch_norm=no"], r"backbone\.batch_norm=no"),
         (["backbone.lora_rank=0"], r"backbone\.lora_rank=0"),
         (["backbone=googlenet_v1", "backbone.weights=none", "backbone.train=norm"], r"has no norm with weights"),

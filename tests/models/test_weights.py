@@ -164,7 +164,8 @@ def hub(folder: Path, state: dict[str, torch.Tensor], licence: str | None = None
     (snapshot / "model.safetensors").symlink_to(blob)
     (snapshot / "pytorch_model.bin").write_bytes(b"the other one is read")
     (folder / "models--timm--net" / "refs" / "main").write_text("0123abcd")
-    (snapshot / "config.json").write_text(json.dumps({"pretrained_cfg": {"license": licence} if licence else {}}))
+    said = {"license": licence, "mean": [0.4, 0.5, 0.6], "std": [1, 1, 1]} if licence else {}
+    (snapshot / "config.json").write_text(json.dumps({"pretrained_cfg": said}))
     return snapshot
 
 
@@ -176,7 +177,7 @@ def test_a_folder_of_the_hub(what: str, tmp_path: Path) -> None:
     source = load_weights(module, str(place), published=None, weights_dir=None)
     assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
     blob = (snapshot / "model.safetensors").resolve()
-    assert source == Source("model.safetensors", blob.name, "apache-2.0")
+    assert source == Source("model.safetensors", blob.name, "apache-2.0", ([0.4, 0.5, 0.6], [1.0, 1.0, 1.0]))
 
 
 def test_a_folder_without_safetensors(tmp_path: Path) -> None:
@@ -186,6 +187,15 @@ def test_a_folder_without_safetensors(tmp_path: Path) -> None:
     assert torch.equal(module.state_dict()["0.weight"], state["0.weight"])
     assert source is not None
     assert source.licence == "unknown"
+
+
+def test_colours_are_those_that_the_weights_are_for(tmp_path: Path) -> None:
+    """Not those of the network's own weights, which may have other colours."""
+    vit = timm.create_model("test_vit")
+    for licence, mean in (("mit", [0.4, 0.5, 0.6]), ("", list(vit.pretrained_cfg["mean"]))):
+        snapshot = hub(tmp_path / (licence or "none"), vit.state_dict(), licence)
+        backbone = timm_model(model_name="test_vit", weights=str(snapshot))
+        assert torch.allclose(dict(backbone.normalize.named_buffers())["mean"].flatten(), torch.tensor(mean))
 
 
 @pytest.mark.slow

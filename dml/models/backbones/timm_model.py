@@ -124,6 +124,8 @@ def of_timm(
         ignore=rest,
         convert=converted,
     )
+    if backbone.source is not None and backbone.source.colours is not None:
+        backbone.normalize = Normalize(*backbone.source.colours)
     return backbone
 
 
@@ -144,9 +146,12 @@ def _plain(model_name: str, options: Mapping[str, Any] | None) -> Any:
     try:
         with torch.device("meta"):
             return timm.create_model(model_name, **_plain_options(options))
-    except TypeError as error:
+    except Exception as error:  # timm's networks raise errors of any kind
+        said = " ".join(str(error).split()) or type(error).__name__
+        if not options:
+            raise UserError(f"timm cannot make {model_name} ({said}): {REMEDY}.") from None
         raise UserError(
-            f"backbone.options: timm's {model_name} refuses them ({error}): correct or remove them."
+            f"backbone.options: timm's {model_name} refuses them ({said}): correct or remove them."
         ) from None
 
 
@@ -164,6 +169,10 @@ def _made(model_name: str, **options: Any) -> Any:
 def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
     """Makes the backbone of a transformer, whose blocks all have one resolution."""
     patch, blocks = net.patch_embed.feat_ratio(), len(net.blocks)
+    if probe is not None and probe % patch:
+        raise UserError(
+            f"backbone.probe={probe} is no multiple of a patch's {patch} pixels: change it, or leave it out."
+        )
     return Backbone(
         cut(net, name),
         normalize=normalize,
@@ -177,12 +186,18 @@ def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -
 def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:
     """Makes the backbone of a network whose resolution falls from stage to stage."""
     pixels, why = _sides(net, name)
-    probe = probe or max(PROBE, pixels)
+    chosen, probe = probe, probe or max(PROBE, pixels)
     try:
         stages = cut_sequence(net, probe)
         _, stride = measure_stages(stages, 3, probe)
+        if chosen and stride != measure_stages(stages, 3, 2 * probe)[1]:
+            raise UserError(
+                f"backbone.probe={chosen} is no multiple of all strides of {name}: raise it, or leave it out."
+            )
         if 0 in stride.values():
             raise ValueError("its strides are no whole numbers")
+    except UserError:
+        raise
     except (RuntimeError, AssertionError, AttributeError, IndexError, TypeError, ValueError) as error:
         raise UserError(
             f"timm's {name} is no chain of blocks from the image to a map ({' '.join(str(error).split())}): {REMEDY}."

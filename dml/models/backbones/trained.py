@@ -52,8 +52,8 @@ def choose_trained(
         lora_layers: ends of the names of the layers that get adapters; None: the layers named under `train`.
 
     Raises:
-        UserError: `train` is unknown, there are fewer stages than N, no norm, or no layer of such a name, a layer can
-            have no adapter, or peft is missing.
+        UserError: `train` is unknown, there are fewer stages than N, no norm that is trained, or no layer of such a
+            name, a layer can have no adapter, or peft is missing.
     """
     last = re.fullmatch(r"last:([1-9]\d*)", train)
     if last is None and train not in ("all", "none", "norm", "lora"):
@@ -72,6 +72,11 @@ def choose_trained(
         for module in backbone.modules():
             if isinstance(module, _BatchNorm):
                 module.requires_grad_(False)
+    if train == "norm" and not any(one.requires_grad for one in backbone.parameters()):
+        raise UserError(
+            "backbone.train=norm trains nothing with backbone.batch_norm=frozen, as the backbone has no other norm: "
+            "choose backbone.batch_norm=running, or backbone.train=none."
+        )
     backbone.train(backbone.training)
 
 
@@ -128,7 +133,7 @@ def _linear(backbone: Backbone) -> list[str]:
 
 
 def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
-    modules = dict(backbone.named_modules())
+    modules = {name: module for name, module in backbone.named_modules() if not any(True for _ in module.children())}
     chosen = []
     for end in layers:
         found = [name for name in modules if f".{name}".endswith(f".{end}")]
