@@ -80,7 +80,9 @@ def test_the_checkpoint_says_what_run_it_is(configure: Configure) -> None:
     assert folder.finished(configure(*SHORT, "lr=0.25"))
     with pytest.raises(UserError, match=r"lr was 0.25, is 0.5\): repeat its options to resume it, or"):
         folder.check(configure(*SHORT, "lr=0.5"))
-    with pytest.raises(UserError, match=r"method.newer was not there, is 1\): .* by the version of dml that began it"):
+    with pytest.raises(
+        UserError, match=r"method.newer was not there, is 1\): .* with the version of dml that began it"
+    ):
         folder.check(configure(*SHORT, "lr=0.25", "+method.newer=1"))
 
 

@@ -57,9 +57,9 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
 
 
 def _of_a_library(error: Exception) -> bool:
-    """Says whether another package raised an error, and it is not that memory is short: packages refuse options with
-    errors of any kind."""
-    if isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) or error.__traceback__ is None:
+    """Says whether another package raised an error, and it is not of the system: packages refuse options with errors of
+    any kind."""
+    if isinstance(error, MemoryError | OSError) or OUT_OF_MEMORY.search(str(error)) or error.__traceback__ is None:
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return not Path(frame.f_code.co_filename).is_relative_to(PACKAGE)

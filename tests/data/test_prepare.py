@@ -11,7 +11,7 @@ import tarfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -647,11 +647,11 @@ def prepare_slowly(config: DictConfig, source: str, log: Path) -> None:
     """Says in `log` when it began and ended to unpack."""
     unpack = preparing.take
 
-    def slow(path: Path, staging: Path) -> None:
+    def slow(path: Path, staging: Path, beside: Sequence[Path]) -> None:
         with log.open("a") as file:
             file.write("begins ")
         time.sleep(0.2)
-        unpack(path, staging)
+        unpack(path, staging, beside)
         with log.open("a") as file:
             file.write("ends ")
 
