@@ -139,7 +139,7 @@ def test_wandb_offline_holds_what_compares_runs(configure: Callable[..., DictCon
     assert {"test/recall@1", "train/loss", "curves", "gallery", "attention", "similarities", "learners"} <= names
     assert [record["test/recall@1"] for record in history if "test/recall@1" in record][-1] == metrics["test/recall@1"]
     assert summary["best_on_test/recall@1"] == metrics["best_on_test/recall@1"]
-    (table,) = (place / "wandb").rglob("learners*.table.json")
+    (table,) = (place / "wandb").rglob("learner_metrics*.table.json")
     content = json.loads(table.read_text())
     assert content["columns"][:2] == ["learner", "recall@1"]
     assert [row[1] for row in content["data"]] == [metrics[f"learners/{i}/recall@1"] for i in range(2)]
