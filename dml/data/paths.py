@@ -100,9 +100,7 @@ class Paths:
             found = np.array([_status(chunk[i]) for i in there], np.int64).reshape(-1, 3).T
             sizes[rows], times[rows], inodes[rows] = found
             end += len(chunk)
-        _, number, count = np.unique(inodes, return_inverse=True, return_counts=True)
-        for row in np.flatnonzero((count[number] > 1) & (inodes != NO_FILE)).tolist():  # a file and links to it?
-            keys[row] = hash(os.path.realpath(self[row]))
+        _follow_links(self, keys, inodes)
         return Files(sizes, times, self._numbered(keys))
 
     def stamps(self, rows: np.ndarray) -> Iterator[str]:
@@ -119,8 +117,11 @@ class Paths:
         _, number, times = np.unique(keys, return_inverse=True, return_counts=True)
         rows = np.flatnonzero(times[number] > 1)
         exact: dict[str, int] = {}
+        folder = _Folders()
         for row in rows.tolist():
-            number[row] = len(times) + exact.setdefault(os.path.realpath(self[row]), len(exact))
+            at, name = os.path.split(path := self[row])
+            real = os.path.realpath(path) if os.path.islink(path) else os.path.join(folder.real(at), name)
+            number[row] = len(times) + exact.setdefault(real, len(exact))
         return number
 
     def _read(self, first: int, end: int) -> list[str]:
@@ -199,6 +200,22 @@ def _places(paths: list[str], folders: _Folders) -> tuple[list[int], list[int]]:
         if exists:
             there.append(i)
     return there, keys
+
+
+def _follow_links(paths: Paths, keys: np.ndarray, inodes: np.ndarray) -> None:
+    """Gives links to a file the key of that file.
+
+    Args:
+        paths: N paths.
+        keys: `[N]`, hashes of real paths but for links to files; changed in place.
+        inodes: `[N]`, the file system's numbers of the files that paths lead to; `NO_FILE` for others.
+    """
+    rows = np.flatnonzero(inodes != NO_FILE)
+    _, first, number = np.unique(inodes[rows], return_index=True, return_inverse=True)
+    other = np.zeros(len(first), bool)
+    other[number[keys[rows] != keys[rows][first[number]]]] = True  # one number, but several paths
+    for row in rows[other[number]].tolist():
+        keys[row] = hash(os.path.realpath(paths[row]))
 
 
 def _status(path: str) -> tuple[int, int, int]:

@@ -231,7 +231,7 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     log = folder.with_name(f"{folder.name}.log") if at_once else None
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
-        with _environment(config, hydra_config) as environment, _turn(folder):
+        with _turn(folder), _environment(config, hydra_config) as environment:
             code = job(overrides, folder, log, is_over, environment, folder_option("sweep_dir", folder.parent))
     except Interrupted:
         if at_once:  # other jobs may still be writing their checkpoints

@@ -5,7 +5,7 @@ import http.client
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,11 @@ class Source:
     sha256: str | None
     licence: str
     colours: tuple[list[float], list[float]] | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Returns what `provenance.json` says of the weights; colours only if they are known."""
+        said = asdict(self)
+        return said if self.colours else {name: value for name, value in said.items() if name != "colours"}
 
 
 def load_weights(

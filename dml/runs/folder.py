@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -300,7 +299,7 @@ class RunFolder:
             told = [option for option in overrides if not option.startswith("paths.")]
             machine = hardware(str(config.trainer.accelerator), devices)
             more = {"numerics": numerics(config.trainer)} | self._lengthening(config)
-            more |= {} if weights is None else {"weights": asdict(weights)}
+            more |= {} if weights is None else {"weights": weights.told()}
             add_start(self.path, ["python", "-m", "dml.run", *told], machine, more)
 
     def _lengthening(self, config: DictConfig) -> dict[str, Any]:

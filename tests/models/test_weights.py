@@ -178,6 +178,8 @@ def test_a_folder_of_the_hub(what: str, tmp_path: Path) -> None:
     assert all(torch.equal(value, state[key]) for key, value in module.state_dict().items())
     blob = (snapshot / "model.safetensors").resolve()
     assert source == Source("model.safetensors", blob.name, "apache-2.0", ([0.4, 0.5, 0.6], [1.0, 1.0, 1.0]))
+    assert source.told().keys() == {"file", "sha256", "licence", "colours"}
+    assert Source("a.pth", None, "mit").told() == {"file": "a.pth", "sha256": None, "licence": "mit"}
 
 
 def test_a_folder_without_safetensors(tmp_path: Path) -> None:
