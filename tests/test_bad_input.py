@@ -12,6 +12,7 @@ from dml.errors import UserError
 from dml.runs.folder import RunFolder
 from dml.training.run import run
 from tests.conftest import TINY
+from tests.runs import photographs
 
 Configure = Callable[..., DictConfig]
 
@@ -149,6 +150,27 @@ def test_one_sentence_and_nothing_written(
         run(configure(*TINY, *options), options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence", "decoded"),
+    [
+        (["backbone.weights=/nowhere.pth"], r"/nowhere\.pth", []),
+        (["method=abe", "method.M=3"], "all 3 learners", ["unreadable"]),
+        (["method=dces", "method.K=32", "head.dim=32"], r"more than the 16 training images", ["unreadable"]),
+    ],
+)
+def test_a_mistake_is_told_before_images_are_decoded(
+    configure: Configure, tmp_path: Path, wrong: list[str], sentence: str, decoded: list[str]
+) -> None:
+    """At most for the check, whose findings are kept, and never for the cache."""
+    photographs(tmp_path / "photos", classes=8)
+    few = [option for option in TINY if not option.startswith(("dataset", "sampler"))]
+    options = [f"dataset.root={tmp_path / 'photos'}", "dataset.cache=disk", "sampler.batch_size=4"]
+    with pytest.raises(UserError, match=sentence):
+        run(configure("dataset=folder", "backbone=small", *few, *options, *wrong), [])
+    assert [path.name.partition("-")[0] for path in (tmp_path / "cache").glob("*.json")] == decoded
+    assert not list(tmp_path.glob("cache/images-*"))
 
 
 @pytest.mark.slow

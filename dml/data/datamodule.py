@@ -48,12 +48,13 @@ class DataModule(LightningDataModule):
             share of the cores (divided again if several runs share the machine); none on a CPU with a cache, where
             workers would cost the training's threads more than they give (experiments/bench/training.py).
         eval_batch_size: images that are embedded at a time.
-        train_cache, test_cache: the results of the transforms' first step; None: that step is done each time.
         features: which outputs of the network's frozen stages to keep; `store_features` has to be called then.
         on_device: copy the cached pictures to the training device and cut batches out of them there: all pictures, or
             only the training pictures if no more fit.
 
     Attributes:
+        train_cache, test_cache: the results of the transforms' first step; None, as at the start: that step is done
+            each time.
         batch_rows: `[b]`, rows of the records in the current training batch, on the host: reading them from the batch
             would wait for the device.
 
@@ -76,8 +77,6 @@ class DataModule(LightningDataModule):
         seed: int,
         num_workers: int | Literal["auto"],
         eval_batch_size: int,
-        train_cache: ImageCache | None = None,
-        test_cache: ImageCache | None = None,
         on_device: bool = False,
         features: KeptFeatures | None = None,
     ) -> None:
@@ -87,7 +86,9 @@ class DataModule(LightningDataModule):
         self.train_transform, self.test_transform, self._seed = train_transform, test_transform, seed
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
-        self.train_cache, self.test_cache, self._on_device = train_cache, test_cache, on_device
+        self.train_cache: ImageCache | None = None
+        self.test_cache: ImageCache | None = None
+        self._on_device = on_device
         self._held: tuple[OnDevice | None, OnDevice | None] | None = None
         self.features = features
         self._stored: tuple[FeatureStore | None, FeatureStore | None] = (None, None)  # of training and of evaluation

@@ -28,6 +28,7 @@ from dml.evaluation.splits import Split
 from dml.losses import Loss
 from dml.methods.base import Method, NewLoss
 from dml.methods.recipe import Recipe
+from dml.models.backbones.stages import Backbone
 from dml.models.backbones.stem import Stem
 from dml.models.backbones.trained import backbone_of
 from dml.models.heads import Head
@@ -47,7 +48,10 @@ class Parts:
 
 
 def build(config: DictConfig) -> Parts:
-    """Builds the data, and then the model in the sizes that the data requires.
+    """Builds the data, and the model in the sizes that the data requires.
+
+    Images are decoded for the check when the backbone stands, and for a cache at the very end, so that mistakes in
+    options are told before long work. Data draw no random numbers of the process.
 
     Args:
         config: composed; `runtime` is filled in here.
@@ -68,11 +72,13 @@ def build(config: DictConfig) -> Parts:
                 f"rerank re-ranks one gallery for all queries, but {type(protocol).__name__} has another gallery for "
                 "each: leave rerank out."
             )
-    records = readable(open_dataset(config), config.paths.cache_dir)
+    records = open_dataset(config)
+    backbone = backbone_of(config.backbone)
+    records = readable(records, config.paths.cache_dir)
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
-    method = build_method(config)
+    method = build_method(config, backbone=backbone)
     method.attach(data)
     for module in method.modules():
         if isinstance(module, Loss):
@@ -86,7 +92,9 @@ def build(config: DictConfig) -> Parts:
             )
     _check_waits(method, config.trainer.max_steps, config.sampler.batch_size)
     method.configure_optimizers()  # so that options that torch refuses are told before anything is written
-    return Parts(records, split, protocol, data, method, complexity(method, config.image_size))
+    parts = Parts(records, split, protocol, data, method, complexity(method, config.image_size))
+    data.train_cache, data.test_cache = _caches(config, records, data.train_transform, data.test_transform)
+    return parts
 
 
 def _check_waits(method: Method, steps: int, images: int) -> None:
@@ -116,8 +124,7 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         )
     train, test = transforms(config)
     train_labels = renumbered(records.labels[split.train])[1]
-    sampler = instantiate(config.sampler, labels=train_labels, seed=config.seed)  # its mistakes come before long work
-    train_cache, test_cache = _caches(config, records, train, test)
+    sampler = instantiate(config.sampler, labels=train_labels, seed=config.seed)
     return DataModule(
         records,
         split.train,
@@ -129,8 +136,6 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         seed=config.seed,
         num_workers=config.trainer.num_workers,
         eval_batch_size=eval_batch_size,
-        train_cache=train_cache,
-        test_cache=test_cache,
         on_device=config.dataset.cache == "device",
         features=_features(config, train) if config.dataset.cache == "features" else None,
     )
@@ -198,18 +203,19 @@ def _caches(
     return own, whole
 
 
-def build_method(config: DictConfig, loss: NewLoss | None = None) -> Method:
+def build_method(config: DictConfig, loss: NewLoss | None = None, backbone: Backbone | None = None) -> Method:
     """Builds the method with its backbone, heads and losses.
 
     Args:
         config: with `runtime.train_classes` filled in; `runtime.embedding_dim` is set here. Without an optimizer the
             method can only embed.
         loss: makes a loss for some width; None: the configuration says which.
+        backbone: of this configuration, if it is made already; it becomes a part of the method.
 
     Raises:
         UserError: a component refuses its options.
     """
-    backbone = backbone_of(config.backbone)
+    backbone = backbone or backbone_of(config.backbone)
 
     def head(dim: int) -> Head:
         return instantiate(config.head, in_channels=backbone.dim, dim=dim)

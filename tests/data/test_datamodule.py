@@ -210,7 +210,8 @@ def test_workers_are_the_devices_share_of_the_cores(monkeypatch: pytest.MonkeyPa
 
 def test_a_cpu_with_a_cache_loads_in_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)))
-    data = module(workers="auto", train_cache=cast(ImageCache, object()))
+    data = module(workers="auto")
+    data.train_cache = cast(ImageCache, object())
     assert data.num_workers == 0
     data.trainer = SimpleNamespace(num_devices=2, strategy=SimpleNamespace(root_device=torch.device("cuda")))
     assert data.num_workers == 2
