@@ -127,6 +127,8 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
             ["trainer.precision=bf16-mixed", "+trainer.gradient_clip_val=1", "+optimizer.fused=true"],
             r"optimizer\.fused=true cannot be used with trainer\.precision=bf16-mixed and trainer\.gradient_clip_val",
         ),
+        (["+trainer.gradient_clip_algorithm=value"], r"clips nothing without a limit: set trainer\.gradient_clip_val"),
+        (["+logger.artifacts=true"], "sends files to W&B: choose logger=wandb"),
         (["trainer.accelerator=mps"], r"trainer\.accelerator=mps .* 'cpu'"),
         (["trainer.strategy=ddp_spawn"], r"trainer\.strategy=ddp_spawn .* 'ddp'"),
         (

@@ -143,6 +143,8 @@ def check_plain(container: Mapping[str, Any]) -> None:
         if name == "trainer":
             _check_trainer(value)
         elif name != "paths":
+            if name == "logger" and isinstance(value, Mapping) and value.get("artifacts") and "wandb" not in value:
+                raise UserError("logger.artifacts=true sends files to W&B: choose logger=wandb too.")
             value = _check_own(name, value, OWN.get(name, {}))
             if name == "transform":
                 for part, steps in ((part, value.get(part)) for part in ("train", "test")):

@@ -48,6 +48,11 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
             f"optimizer.fused=true cannot be used with trainer.precision={config.trainer.precision} and "
             "trainer.gradient_clip_val, since Lightning clips no gradients of fused optimizers: leave one of them out."
         )
+    if options.get("gradient_clip_algorithm") and not options.get("gradient_clip_val"):
+        raise UserError(
+            f"trainer.gradient_clip_algorithm={config.trainer.gradient_clip_algorithm} clips nothing without a limit: "
+            "set trainer.gradient_clip_val too."
+        )
     set_products(config.trainer.matmul)
     try:
         trainer = pl.Trainer(
