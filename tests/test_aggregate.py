@@ -16,6 +16,7 @@ from scipy.stats import ttest_1samp
 from dml.analysis.mlrc import aggregate, half_width, write_aggregate
 from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
+from dml.figures import summaries
 from dml.launch.collection import run_all
 from tests.conftest import TINY
 
@@ -120,6 +121,25 @@ def test_files(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(content["collections"]) == 81
     assert figures["mlrc/concatenated/map@r/mean"] == content["summary"]["concatenated/map@r/mean"]
     assert (made / "figures" / "collections.png").stat().st_size > 5000
+
+
+def test_configurations_are_told_apart(made: Path) -> None:
+    """By what differs, in pictures too, whose labels have little room; and by number if they were typed alike."""
+    common = [f"protocol.repeats=3 protocol.validation={'x' * 60}"]
+    for name, options in (("a", ["method=abe"]), ("b", ["method=gsp"]), ("c", ["method=gsp"])):
+        for fold in range(4):
+            folder = made.parent / "several" / name / str(fold)
+            shutil.copytree(made / f"{fold}.0", folder)
+            config = OmegaConf.load(folder / "config.yaml")
+            config.trainer.matmul = {"a": "highest", "b": "high", "c": "medium"}[name]
+            (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+            (folder / "overrides.yaml").write_text(OmegaConf.to_yaml([*common, *options, f"protocol.fold={fold}"]))
+    found = aggregate([made.parent / "several"])
+    assert [one.label for one in found] == ["method=abe", "method=gsp", "method=gsp (2)"]
+    lines = [(one.label, {"concatenated": ([0.1], [0.1])}) for one in found]
+    (axes,) = summaries.collections(lines).axes
+    shown = [text.get_text().replace("\n", " ") for text in axes.get_yticklabels()]
+    assert shown == [f"{one.label}, concatenated" for one in found]
 
 
 @pytest.mark.slow

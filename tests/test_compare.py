@@ -203,6 +203,10 @@ def test_mistakes(tmp_path: Path) -> None:
     c = saved(tmp_path / "c", precision, best_rank=np.zeros(len(CLASSES), int))
     with pytest.raises(UserError, match="among different galleries"):
         paired([a], [c])
+    d = saved(tmp_path / "d", precision, gallery=np.array("0123456789abcdef"))
+    with pytest.raises(UserError, match="among different galleries"):
+        paired([a], [d])
+    assert paired([d], [d]).runs == (1, 1)
     with pytest.raises(UserError, match=r"there is no .*nowhere/queries\.npz"):
         paired([a], [tmp_path / "nowhere"])
     (a / "queries.npz").write_bytes(b"PK\x03")

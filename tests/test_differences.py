@@ -284,3 +284,24 @@ def test_a_component_that_is_none_is_told(make_run: MakeRun, tmp_path: Path) -> 
     OmegaConf.save(config, file)
     with pytest.raises(UserError, match=r"config\.yaml is damaged"):
         leaves([tmp_path])
+
+
+def test_configurations_of_the_same_words_are_lines_of_their_own(make_run: MakeRun, tmp_path: Path) -> None:
+    """They differ in what was not typed, such as a default of another version."""
+    for learners in (1, 2):
+        make_run(str(learners), {"test/recall@1": 0.1}, f"method.M={learners}", "+note=a|b")
+    other = make_run("other", {"test/recall@1": 0.3}, "method.M=2", "+note=a|b")
+    config = OmegaConf.load(other / "config.yaml")
+    config.trainer.matmul = "medium"
+    (other / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    table = groups(leaves([tmp_path]))
+    assert sorted(group.label for group in table) == ["method.M=1", "method.M=2", "method.M=2 (2)"]
+    lines = _swept(table, "test/recall@1", None)["method.M"]
+    assert sorted(len(points) for points in lines.values()) == [1, 2]
+
+
+def test_a_bar_in_an_option_begins_no_column(make_run: MakeRun, tmp_path: Path) -> None:
+    for learners, note in enumerate(("a|b", "c"), 1):
+        make_run(note, {"test/recall@1": 0.1}, f"method.M={learners}", f"+note={note}")
+    write_summary([tmp_path], tmp_path / "out")
+    assert "| method.M=1 +note=a\\|b " in (tmp_path / "out" / "summary.md").read_text()

@@ -113,7 +113,7 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
                 f"{where} and {folder} were tested on different queries, so their difference says nothing: name runs "
                 "with the same test."
             )
-        if not np.array_equal(first.best_rank > 0, other.best_rank > 0):
+        if first.gallery != other.gallery or not np.array_equal(first.best_rank > 0, other.best_rank > 0):
             raise UserError(
                 f"{where} and {folder} were tested among different galleries, so their difference says nothing: name "
                 "runs with the same test."

@@ -20,7 +20,7 @@ from rich.text import Text
 from scipy.stats import t
 from tqdm import tqdm
 
-from dml.configuration.identity import configuration, repeats
+from dml.configuration.identity import repeats
 from dml.configuration.ranges import WholeNumber, check_value
 from dml.configuration.trainings import axes_of
 from dml.errors import UserError
@@ -29,7 +29,7 @@ from dml.evaluation.metric import metric, of_queries
 from dml.evaluation.metrics import evaluate
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
-from dml.runs.collecting import FinishedRun, leaves, tells
+from dml.runs.collecting import FinishedRun, groups, leaves, tells
 from dml.runs.scores import read_embeddings
 
 KINDS = ("separated", "concatenated")
@@ -44,7 +44,7 @@ class Aggregate:
     """The trainings of one configuration, and the metrics of their collections.
 
     Attributes:
-        label: the options that were typed.
+        label: the options that were typed; of several configurations, those that tell them apart.
         folds: the number of folds.
         models: the trainings, by fold and repetition.
         width: of one training's embedding.
@@ -98,18 +98,19 @@ def aggregate(folders: Sequence[Path]) -> list[Aggregate]:
         UserError: there are no such trainings, a fold has none, two are of the same fold and repetition, repetitions do
             not differ in their seed, or trainings were tested on different images.
     """
-    groups: dict[str, list[FinishedRun]] = {}
-    for run in leaves(folders):
-        if any(axis.collected for axis in axes_of(run.config.protocol)):
-            groups.setdefault(configuration(run.config), []).append(run)
-    if not groups:
+    runs = [run for run in leaves(folders) if any(axis.collected for axis in axes_of(run.config.protocol))]
+    if not runs:
         raise UserError(
             f"there is no finished training of protocol=mlrc below {', '.join(map(str, folders))}: name another folder."
         )
-    return [_of_one(runs) for runs in groups.values()]
+    found = groups(runs)
+    if len(found) > 1:
+        return [_of_one(group.runs, group.label) for group in found]
+    typed = [option for option in runs[0].overrides if tells(option, repeats(runs[0].config))]
+    return [_of_one(runs, " ".join(typed) or "the defaults")]
 
 
-def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
+def _of_one(runs: Sequence[FinishedRun], label: str) -> Aggregate:
     models: dict[Model, FinishedRun] = {}
     for run in runs:
         at = _model(run)
@@ -126,12 +127,10 @@ def _of_one(runs: Sequence[FinishedRun]) -> Aggregate:
             f"in {runs[0].folder.parent} no training of fold {lacking[0]} has finished: train it, since a collection "
             "needs one training of each fold."
         )
-    differ = repeats(runs[0].config)
-    typed = [o for o in runs[0].overrides if tells(o, differ)]
-    label = " ".join(typed) or "the defaults"
     test = {at: _embeddings(run.folder) for at, run in models.items()}
     _check_same(models, test)
-    return Aggregate(label, folds, models, test[next(iter(test))]["embeddings"].shape[1], _collections(folds, test))
+    width = test[next(iter(test))]["embeddings"].shape[1]
+    return Aggregate(label, folds, models, width, _collections(folds, test))
 
 
 def _model(run: FinishedRun) -> Model:

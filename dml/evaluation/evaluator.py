@@ -186,12 +186,12 @@ def score(
     apart = [measure(lambda e, i=i: cut(e)[:, i]) for i in range(parts)]  # type: ignore[misc]
     result |= _of_parts(apart, kind) | {f"{kind}/correlation": correlation(cut(queries.embeddings))}
     if learners > 1:
-        result["learners/self_cosine"] = float(self_cosines(queries.embeddings).mean())
+        result["learners/self_cosine"] = self_cosine(queries.embeddings)
     for group, own in (groups or {}).items():
         of_group = measure(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
         result |= {f"{group}/{name}": value for name, value in of_group.items() if metric(name).per_learner}
         if (own.stop - own.start) > 1:
-            result[f"{group}/self_cosine"] = float(self_cosines(queries.embeddings[:, own]).mean())
+            result[f"{group}/self_cosine"] = self_cosine(queries.embeddings[:, own])
     if final:
         between = [measure(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]
         for m, first in enumerate([apart[0], *between, ensemble], 1):
@@ -226,8 +226,14 @@ def correlation(embeddings: Tensor) -> float:
     return float(coefficients[learner[:, None] != learner[None, :]].mean())
 
 
-def self_cosines(embeddings: Tensor) -> Tensor:
-    """Returns the cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[N*L*(L-1)/2]`."""
-    # Learner by learner, since all pairs at once would take L times the memory of the embeddings.
-    learners = range(embeddings.shape[1] - 1)
-    return torch.cat([(embeddings[:, i, None] * embeddings[:, i + 1 :]).sum(-1) for i in learners], dim=1).flatten()
+def self_cosine(embeddings: Tensor) -> float:
+    """Computes the mean cosine between different learners' embeddings of the same image.
+
+    Args:
+        embeddings: `[N,L,d]`, L > 1, of unit norm per learner.
+    """
+    learners = embeddings.shape[1]
+    # |sum_i e_i|^2 = L + 2 sum_{i<j} e_i.e_j; the pairs themselves would take L / 2 numbers an image and learner.
+    squares = torch.linalg.vector_norm(embeddings, dim=(1, 2), dtype=torch.float64) ** 2
+    summed = embeddings.sum(1, dtype=torch.float64).square().sum(1)
+    return float((summed - squares).mean() / (learners * (learners - 1)))

@@ -169,11 +169,17 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
     Args:
         scores: a function from rows `[b]` of the queries to scores `[b,M]`, the larger the nearer.
         layout: of the labels of queries and gallery.
+
+    Raises:
+        UserError: a score is NaN.
     """
     best = torch.zeros_like(layout.positives)
     values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in of_queries()}
     for at in layout.rows.split(TILE):
-        strip = Strip(scores(at)[:, layout.order], None, len(layout.order))
+        found = scores(at)
+        if found.isnan().any():
+            raise UserError("The scores to rank by hold NaN: look at what `scores` of the re-ranker returns.")
+        strip = Strip(found[:, layout.order], None, len(layout.order))
         positives = layout.positives[at]
         best[at], ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
         for name, of_query in of_queries().items():

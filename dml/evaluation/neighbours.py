@@ -37,7 +37,8 @@ def nearest(
     points, items = as_pair(queries, gallery)
     available = len(items) - (gallery is None)
     block = block if block is None else as_number(block, "block")
-    if as_number(k, "k", 0) not in range(1, available + 1):
+    k = as_number(k, "k", 0)
+    if k not in range(1, available + 1):
         raise UserError(f"k={k} nearest items cannot be found: choose 1 to {available}, the size of the gallery.")
     if block is None:  # of equal embeddings each score is found, with its place
         block = room(points.device, 4 * 4 * len(items))
@@ -52,7 +53,8 @@ def nearest(
         apart = [
             torch.linalg.vector_norm(space.gallery[near, :-1] - space.queries[of, None], dim=2) for near, of in parts
         ]
-        return torch.cat(apart) * space.unit, found
+        # In double precision, since the unit of values near the largest one exceeds single precision.
+        return (torch.cat(apart).double() * space.unit).clamp(max=torch.finfo(torch.float32).max).float(), found
 
     rows = torch.arange(len(points), device=points.device)
     blocks = [found for _, found in each_strip(space, rows, block, of_block)]

@@ -75,7 +75,7 @@ class Pairs:
 
     Raises:
         UserError: as `dml.evaluation.metrics.rank`; also if there is no pair of one class, or none of different
-            classes.
+            classes, or if scalar products could exceed single precision.
     """
 
     def __init__(self, embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor) -> None:
@@ -92,6 +92,9 @@ class Pairs:
             raise UserError(
                 f"A threshold needs pairs of one class and pairs of different classes, but {lack}: give other images."
             )
+        longest = float(torch.linalg.vector_norm(self.points, dim=1, dtype=torch.float64).max())
+        if longest**2 > torch.finfo(torch.float32).max:
+            raise UserError(f"Products of embeddings of length {longest:.3g} exceed single precision: normalise them.")
         self.counts = self._count_upper()
 
     @full_precision()

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from scipy.sparse import csr_array, diags_array
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from dml.configuration.ranges import BelowOne, Few, Share
 from dml.evaluation.neighbours import nearest
@@ -26,6 +26,8 @@ Power = Annotated[float, Field(ge=0, le=100)]  # of similarities
 Scores = Callable[[Tensor], Tensor]
 
 CLOSE, STEPS = 1e-6, 100  # conjugate gradients stop at this relative residual, or after so many steps
+NOISE = 1e-6  # a squared distance of unit vectors in single precision may be off by so much
+AT_ONCE = 2**22  # pairs of neighbours that are compared at once
 
 
 class Reranker:
@@ -42,6 +44,11 @@ class Reranker:
             A function from rows `[b]` of the queries to scores `[b,M]`, the larger the nearer.
         """
         raise NotImplementedError(f"{type(self).__name__} has to define scores()")
+
+
+def _squared(points: Tensor, others: Tensor) -> Tensor:
+    """Returns squared distances of unit vectors; those that are no more than rounding are 0."""
+    return F.threshold(2 - 2 * points @ others.T, NOISE, 0)
 
 
 def _products(queries: Tensor, items: Tensor) -> Scores:
@@ -80,7 +87,7 @@ class AlphaQE(Reranker):
         for column in _neighbours(queries, gallery, self.n).T:
             similarity = (queries * items[column]).sum(1).clamp(min=0)
             expanded += (similarity**self.alpha)[:, None] * items[column]
-        return _products(normalize(expanded), items)
+        return _products(F.normalize(expanded), items)
 
 
 class DatabaseAugmentation(Reranker):
@@ -101,7 +108,7 @@ class DatabaseAugmentation(Reranker):
         augmented = items.clone()
         for rank, column in enumerate(_neighbours(items, None, self.n).T, 1):
             augmented += (self.n - rank) / self.n * items[column]
-        return _products(queries, normalize(augmented))
+        return _products(queries, F.normalize(augmented))
 
 
 class KReciprocal(Reranker):
@@ -133,7 +140,7 @@ class KReciprocal(Reranker):
         first = 0 if gallery is None else len(queries)  # where the gallery begins in `points`
         ranks = _neighbours(points, None, max(self.k1, self.k2 - 1)).cpu().numpy()
         ranks = np.concatenate([np.arange(len(points))[:, None], ranks], axis=1)  # itself first
-        farthest = torch.cat([(2 - 2 * part @ points.T).amax(1) for part in points.split(512)]).clamp(min=1e-12)
+        farthest = torch.cat([_squared(part, points).amax(1) for part in points.split(512)]).clamp(min=NOISE)
         vectors = self._vectors(points, ranks[:, : self.k1 + 1], farthest)
         if self.k2 > 1:
             near = ranks[:, : self.k2]
@@ -143,7 +150,7 @@ class KReciprocal(Reranker):
         by_column = vectors[first:].tocsc()
 
         def of_rows(rows: Tensor) -> Tensor:
-            original = (2 - 2 * queries[rows] @ points[first:].T) / farthest[rows, None]
+            original = _squared(queries[rows], points[first:]) / farthest[rows, None]
             shared = np.stack([_overlap(vectors, by_column, row) for row in rows.tolist()])
             jaccard = torch.as_tensor(1 - shared / (2 - shared), device=queries.device)
             return -((1 - self.share) * jaccard + self.share * original)
@@ -164,7 +171,7 @@ class KReciprocal(Reranker):
                 if len(theirs & known) > 2 / 3 * len(theirs):
                     expanded |= theirs
             among = np.array(sorted(expanded))
-            distance = (2 - 2 * points[among] @ points[image]).div(farthest[image]).double().cpu().numpy()
+            distance = _squared(points[among], points[image, None])[:, 0].div(farthest[image]).double().cpu().numpy()
             weight = np.exp(-distance)
             columns.append(among)
             weights.append(weight / weight.sum())
@@ -175,8 +182,9 @@ class KReciprocal(Reranker):
 def _reciprocal(ranks: np.ndarray) -> list[np.ndarray]:
     """Returns the k-reciprocal neighbours of each image: those of its nearest, `[N,k]`, that have it among theirs."""
     found = []
-    for start in range(0, len(ranks), 512):
-        part = ranks[start : start + 512]
+    step = max(1, AT_ONCE // ranks.shape[1] ** 2)
+    for start in range(0, len(ranks), step):
+        part = ranks[start : start + step]
         mutual = (ranks[part] == np.arange(start, start + len(part))[:, None, None]).any(2)
         found += [near[both] for near, both in zip(part, mutual, strict=True)]
     return found

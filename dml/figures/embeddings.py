@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dml.evaluation.evaluator import Embedded, self_cosines
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metric import HEADLINE, metric
 from dml.figures.style import BLUE, GREEN, GREY, RED, below, canvas, legend_above
 
@@ -60,8 +60,9 @@ def distance_histograms(within: Tensor, between: Tensor) -> Figure:
 def similarity_histograms(embedded: Embedded) -> Figure:
     """Draws histograms of the cosines of positive, negative and self pairs (ABE Fig. 5).
 
-    Positive and negative pairs are two images embedded by the same learner. A self pair is one image embedded by two
-    learners; all of them are counted. Of the others `PAIRS` are drawn, see `random_pairs`.
+    Positive and negative pairs are two images embedded by the same learner; `PAIRS` of each kind are drawn, see
+    `random_pairs`. A self pair is one image embedded by two learners; all of them are counted if they are not more than
+    the learners times `PAIRS`, else as many are drawn.
     """
     figure = canvas(6, 3.2)
     axes = figure.subplots()
@@ -70,10 +71,23 @@ def similarity_histograms(embedded: Embedded) -> Figure:
     same = (embedded.labels[first] == embedded.labels[second]).repeat_interleave(embedded.embeddings.shape[1])
     kinds = {"positive pairs": (cosines[same], BLUE), "negative pairs": (cosines[~same], RED)}
     if embedded.embeddings.shape[1] > 1:
-        kinds["self pairs"] = (self_cosines(embedded.embeddings), GREEN)
+        kinds["self pairs"] = (_self_cosines(embedded.embeddings), GREEN)
     _histograms(axes, kinds, (-1, 1))
     axes.set(xlabel="cosine similarity", ylabel="density")
     return figure
+
+
+def _self_cosines(embeddings: Tensor) -> Tensor:
+    """Returns cosines between different learners' embeddings of the same image: `[N,L,d]` -> `[P]`."""
+    images, learners = embeddings.shape[:2]
+    first, second = np.triu_indices(learners, 1)
+    every, most = images * len(first), learners * PAIRS
+    chosen = np.arange(every) if every <= most else np.random.default_rng(0).integers(every, size=most)
+    found = []
+    for part in np.array_split(chosen, 1 + len(chosen) // PAIRS):
+        image, pair = np.divmod(part, len(first))
+        found.append((embeddings[image, first[pair]] * embeddings[image, second[pair]]).sum(-1))
+    return torch.cat(found)
 
 
 def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tuple[float, float]) -> None:

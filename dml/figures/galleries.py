@@ -108,22 +108,24 @@ class Neighbours:
 def neighbours_of(queries: Embedded, gallery: Embedded | None, cameras: np.ndarray | None, k: int) -> Neighbours:
     """Returns the k nearest images of each query in the gallery, or among the other queries without one.
 
-    There are fewer than k if fewer can be searched.
-
+    There are fewer than k if fewer can be searched. Of images that are equally near, those of other classes are first,
+    as the metrics rank them.
 
     Args:
         cameras: the camera of each row of the records. If given, images of the query's class from its own camera are
-            left out.
+            left out; they are last where too few others are there.
     """
     searched = gallery or queries
     out = None if cameras is None else _OwnCamera(queries, searched, cameras)
     most = 0 if out is None else out.most
-    k = min(k, len(searched.labels) - (gallery is None) - most)
+    there = len(searched.labels) - (gallery is None)
+    k = max(1, min(k, there - most))
     where = None if gallery is None else gallery.embeddings.flatten(1)
-    distances, found = nearest(queries.embeddings.flatten(1), where, k=k + most)
-    if out is not None:  # what is left out moves behind the others
-        order = out.of(found).argsort(1, kind="stable")
-        distances, found = (np.take_along_axis(values, order, 1) for values in (distances, found))
+    distances, found = nearest(queries.embeddings.flatten(1), where, k=min(k + most, there))
+    own = searched.labels.cpu().numpy()[found] == queries.labels.cpu().numpy()[:, None]
+    hidden = np.zeros_like(own) if out is None else out.of(found)
+    order = np.lexsort((own, distances, hidden), axis=1)
+    distances, found = (np.take_along_axis(values, order, 1) for values in (distances, found))
     return Neighbours(found[:, :k], distances[:, :k])
 
 

@@ -1,13 +1,14 @@
 """Pictures that compare several runs."""
 
 import math
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, cut_short, height, legend_above, plain, wrapped
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, height, legend_above, plain, wrapped
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,13 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
         lines: label, and for each kind the MAP@R of all collections and of the independent ones.
     """
     rows = [(label, kind, *values) for label, kinds in lines for kind, values in kinds.items()]
-    figure = canvas(7, 0.6 * len(rows) + 1.2)
+    names = [textwrap.fill(plain(f"{label}, {kind}"), 40) for label, kind, *_ in rows]
+    figure = canvas(7, max(0.6 * len(rows), height(names)) + 1.2)
     axes = figure.subplots()
     rng = np.random.default_rng(0)
     for at, (_, _, every, apart) in enumerate(rows):
         axes.scatter(every, at + rng.uniform(-0.2, 0.2, len(every)), s=9, color="C0", alpha=0.5, linewidths=0)
         axes.scatter(apart, [at] * len(apart), s=60, facecolors="none", edgecolors="C3")
-    names = [f"{cut_short(label)}\n{kind}" for label, kind, *_ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="MAP@R (circles: one repetition each)")
     axes.grid(alpha=0.3, axis="x")

@@ -75,8 +75,12 @@ def choose(
             f"--fmr {fmr:g}: the {on.different:,} pairs of two {part} classes resolve no FMR below "
             f"{on.resolves():.2g}; ask for that or more, or test on more images."
         )
-    threshold = on.operating([fmr])[0].threshold
-    points = test.operating([one for one in SHOWN if one >= test.resolves()])
+    resolved = [one for one in SHOWN if one >= test.resolves()]
+    if on is test:  # in one pass
+        chosen, *points = test.operating([fmr, *resolved])
+    else:
+        (chosen,), points = on.operating([fmr]), test.operating(resolved)
+    threshold = chosen.threshold
     matches, calibration = test.at(threshold), Calibration.of(on)
     reliability = calibration.on(test)
     content: dict[str, Any] = {

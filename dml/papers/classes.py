@@ -82,6 +82,7 @@ def _digest(queries: Queries) -> str:
     digest = hashlib.sha256()
     for paths in (queries.paths, queries.classes, queries.best_rank > 0):
         digest.update("\n".join(map(str, paths.tolist())).encode())
+    digest.update(queries.gallery.encode())
     return digest.hexdigest()[:16]
 
 

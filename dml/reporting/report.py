@@ -204,7 +204,7 @@ def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Ma
     caption = (
         f"Cosine similarity{' within each learner' if between else ''} of positive and negative pairs of test images"
     )
-    yield Plot("similarities", caption + between, embeddings.similarity_histograms(tested.embedded.cpu()))
+    yield Plot("similarities", caption + between, embeddings.similarity_histograms(tested.of_classes.cpu()))
     sizes = [one.queries for one in tested.classes]
     if len(set(sizes)) > 1:
         drawn = embeddings.class_sizes(sizes, [one.recall for one in tested.classes], tested.of_a_class)

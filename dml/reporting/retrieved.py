@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from dml.data.records import Records
 from dml.evaluation.evaluator import Embedded
@@ -77,6 +78,13 @@ class Retrieved:
     def searched(self) -> Embedded:
         """The images that are searched: the gallery, or the queries themselves."""
         return self.gallery or self.queries
+
+    @property
+    def of_classes(self) -> Embedded:
+        """The test images whose class some query has; others are distractors, no two of which are of one class."""
+        return self.embedded.take(
+            self.embedded.rows[torch.isin(self.embedded.labels, self.queries.labels)].cpu().numpy()
+        )
 
     @property
     def learners(self) -> int:

@@ -124,6 +124,8 @@ def _swept(table: Sequence[Group], metric: str, over: str | None) -> dict[str, d
                     " ".join(f"{o}={v}" for o, v in group.options.items() if o != name)
                     or label(group.runs[0].config)[0]
                 )
+                if group.number > 1:
+                    others += f" ({group.number})"
                 point = summaries.Measured(value, group.metrics[metric], group.metrics.get(f"{metric}/std"))
                 lines.setdefault(others, []).append(point)
         if len({point.x for points in lines.values() for point in points}) > 1:
@@ -172,6 +174,8 @@ def _latex(table: Sequence[Group], shown: Mapping[str, str]) -> str:
 
 
 def _tabulated(rows: Sequence[Mapping[str, str]], form: str) -> str:
+    if form == "github":  # a bar would begin another column
+        rows = [{name: cell.replace("|", "\\|") for name, cell in row.items()} for row in rows]
     return str(tabulate(rows, headers="keys", tablefmt=form, disable_numparse=True))
 
 

@@ -52,11 +52,13 @@ class Group:
         label: the options that tell this group from the others.
         runs: of the group.
         options: the same options, by name: those that were typed and are not common to all groups.
+        number: which of the groups with these options it is, from 1; they differ in what was not typed.
     """
 
     label: str
     runs: list[FinishedRun]
     options: dict[str, str]
+    number: int = 1
 
     @cached_property
     def metrics(self) -> dict[str, float]:
@@ -187,6 +189,7 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
             one if number == 1 else f"{one} ({number})",
             group,
             dict(o.lstrip("+").split("=", 1) for o in options if "=" in o),
+            number,
         )
         for one, number, options, group in zip(labels, numbers, own, found.values(), strict=True)
     ]

@@ -1,5 +1,6 @@
 """Files about a run's test images: the metrics of each query and, for some protocols, the embeddings."""
 
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -33,12 +34,15 @@ class Queries:
         classes: `[Q]`, their classes.
         best_rank: `[Q]`, the rank of the nearest positive, from 1; 0: there is none.
         values: by name, `[Q]` of those metrics of `dml.evaluation.metric.of_a_query` that the run wrote.
+        gallery: digest of a separate gallery, and of the cameras if a query leaves out images of its own; empty: the
+            queries are the gallery.
     """
 
     paths: np.ndarray
     classes: np.ndarray
     best_rank: np.ndarray
     values: dict[str, np.ndarray]
+    gallery: str = ""
 
     def metric(self, name: str) -> np.ndarray | None:
         """Returns the values `[Q]` float64 of a metric, which may be Recall@K; None if the run did not write it."""
@@ -63,13 +67,10 @@ def write_scores(
         names = np.array(records.class_names)[records.labels[rows]]
         paths = [os.path.abspath(path) for path in records.paths[rows].tolist()]
         common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may move to another folder
-        _save(
-            folder / QUERIES,
-            paths=np.array([os.path.relpath(path, common) for path in paths]),
-            classes=names,
-            best_rank=ranking.best_rank,
-            **ranking.values,
-        )
+        arrays = {"paths": np.array([os.path.relpath(path, common) for path in paths]), "classes": names}
+        if split.gallery is not None:
+            arrays["gallery"] = np.array(_digest(records, split, common))
+        _save(folder / QUERIES, **arrays, best_rank=ranking.best_rank, **ranking.values)
     if protocol.keeps_embeddings:
         embedded = embedded.cpu()
         queries = embedded.take(split.query)
@@ -81,12 +82,26 @@ def write_scores(
         _save(folder / EMBEDDINGS, **arrays)
 
 
+def _digest(records: Records, split: Split, common: str) -> str:
+    """Returns a digest of a separate gallery, the same wherever the data lie, and of all cameras that count."""
+    digest = hashlib.sha256()
+    assert split.gallery is not None
+    rows = np.sort(split.gallery)
+    for path, label in zip(records.paths[rows].tolist(), records.labels[rows].tolist(), strict=True):
+        digest.update(f"{os.path.relpath(os.path.abspath(path), common)}\n{records.class_names[label]}\n".encode())
+    if split.cameras is not None:
+        digest.update(split.cameras[np.concatenate([split.query, rows])].astype(np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
 def read_queries(folder: Path) -> Queries:
     """Reads `queries.npz` of a folder. Raises UserError if it is missing or damaged."""
     path = folder / QUERIES
     with reading(path, REPEAT):
         kinds = {"paths": "U", "classes": "U", "best_rank": "iu"}
-        found = read(path, tuple(kinds), tuple(of_a_query()))
+        found = read(path, tuple(kinds), ("gallery", *of_a_query()))
+        gallery = found.pop("gallery", np.array(""))
+        require(gallery.shape == () and gallery.dtype.kind == "U", "gallery is no text")
         for name, values in found.items():
             kind = kinds.get(name, "f")
             require(values.ndim == 1 and len(values) == len(found["paths"]), f"{name} has shape {list(values.shape)}")
@@ -98,7 +113,7 @@ def read_queries(folder: Path) -> Queries:
             require(bool(np.isfinite(values).all()), f"{name} is not finite")
             if not metric(name).unit:
                 require(bool(((values >= 0) & (values <= 1)).all()), f"{name} is not within 0 to 1")
-        return Queries(**found, values=by_name)
+        return Queries(**found, values=by_name, gallery=str(gallery))
 
 
 def read_embeddings(folder: Path) -> dict[str, np.ndarray]:

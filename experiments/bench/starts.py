@@ -28,7 +28,7 @@ from dml.configuration.command_line import ending
 from dml.configuration.composition import composed
 from dml.data.datamodule import DataModule
 from dml.errors import stop
-from dml.evaluation.evaluator import self_cosines
+from dml.evaluation.evaluator import self_cosine
 from dml.methods.balance import STEPS, Balance
 from dml.methods.base import Method, Output
 from dml.methods.deml import DeML
@@ -41,7 +41,7 @@ COMMON = ("experiment=comparison_cars196", "trainer.num_workers=0")
 def untrained(method: Method, data: DataModule, images: int) -> dict[str, float]:
     """Embeds test images with an untrained method. Returns figures by name."""
     rows = np.random.default_rng(0).choice(data.query_rows, min(images, len(data.query_rows)), replace=False)
-    cosines, sides = [], []
+    found, sides = [], []
     method.eval()
     for part in tqdm(np.array_split(np.sort(rows), -(-len(rows) // 50)), "embedding", leave=False):
         seen = method.normalized(data.test_images(part))
@@ -54,10 +54,10 @@ def untrained(method: Method, data: DataModule, images: int) -> dict[str, float]
         else:
             embeddings = method.learners(seen).embeddings
         if embeddings.shape[1] > 1:
-            cosines.append(self_cosines(embeddings))
+            found.append(embeddings)
     told = {}
-    if cosines:
-        told["untrained/self_cosine"] = float(torch.cat(cosines).mean())
+    if found:
+        told["untrained/self_cosine"] = self_cosine(torch.cat(found))
     if sides:
         side = torch.cat(sides)
         told |= {"untrained/side": float(side.mean()), "untrained/whole": float((side == 1).double().mean())}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dml.evaluation import scores
-from dml.evaluation.evaluator import Collector, Embedded, correlation, score, self_cosines
+from dml.evaluation.evaluator import Collector, Embedded, correlation, score, self_cosine
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import Ranking, evaluate, rank
 from dml.evaluation.neighbours import nearest
@@ -56,7 +56,7 @@ def everything(to: Callable[[Tensor], Tensor], *, clustering: bool = True) -> di
         "one image": one_image_gallery(points, labels, draws=2),
         "score": score(embedded, None, retrieval, groups={"first": slice(0, 2)}, final=True),
         "correlation": correlation(wide),
-        "self cosine": float(self_cosines(wide).mean()),
+        "self cosine": self_cosine(wide),
     }
 
 

@@ -48,3 +48,12 @@ def test_identical_items_come_in_order_without_the_query():
 def test_more_neighbours_than_there_are(k):
     with pytest.raises(UserError, match="choose 1 to 4"):
         nearest(np.eye(5), k=k)
+
+
+def test_numbers_of_numpy_and_values_near_the_largest():
+    points = np.array([[3e38, 0], [3e38, 0], [-3e38, 0], [0, 3e38]], np.float32)
+    distances, indices = nearest(points, k=np.int64(3))
+    assert indices[0].tolist() == [1, 3, 2]
+    assert distances[0, 0] == 0
+    assert np.isfinite(distances).all()
+    np.testing.assert_array_equal(distances[0, 1:], np.finfo(np.float32).max)  # beyond it in truth

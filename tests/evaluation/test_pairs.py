@@ -208,3 +208,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1
+
+
+def test_products_beyond_single_precision_are_refused() -> None:
+    points = np.random.default_rng(0).normal(size=(6, 4)) * 1e20
+    with pytest.raises(UserError, match="exceed single precision: normalise them"):
+        Pairs(points, np.arange(6) // 2)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from dml.errors import UserError
+from dml.evaluation import reranking
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import rank, rank_scores
 from dml.evaluation.reranking import AlphaQE, DatabaseAugmentation, Diffusion, KReciprocal, Reranker
@@ -184,3 +186,29 @@ def test_tiny_galleries(name: str) -> None:
         found = reranker.scores(given[0], given[1])(torch.arange(len(queries)))
         assert found.shape == (len(queries), len(queries if gallery is None else gallery))
         assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [64, 512])
+def test_a_collapsed_embedding_has_no_right_neighbour(name: str, width: int) -> None:
+    """Its distances are rounding, which must not grow to NaN or to ranks."""
+    labels = torch.arange(60) // 3
+    for seed in range(6):
+        random = torch.Generator().manual_seed(seed)
+        same = torch.nn.functional.normalize(torch.randn(1, width, generator=random), dim=1).repeat(60, 1)
+        found = type(CASES[name][0])().scores(same, None)(torch.arange(60))
+        assert torch.isfinite(found).all()
+        ranking = rank_scores(lambda rows, found=found: found[rows], Layout.of(labels, None))  # type: ignore[misc]
+        assert (ranking.best_rank == 1).mean() < 0.5
+
+
+def test_reciprocal_neighbours_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = KReciprocal(k1=9, k2=3).scores(torch.as_tensor(points(60, 0)).float(), None)(torch.arange(60))
+    monkeypatch.setattr(reranking, "AT_ONCE", 700)  # seven images at once
+    parts = KReciprocal(k1=9, k2=3).scores(torch.as_tensor(points(60, 0)).float(), None)(torch.arange(60))
+    assert torch.equal(whole, parts)
+
+
+def test_scores_that_are_no_numbers_are_told() -> None:
+    with pytest.raises(UserError, match="hold NaN"):
+        rank_scores(lambda rows: torch.full((len(rows), 4), torch.nan), Layout.of(torch.arange(4) // 2, None))

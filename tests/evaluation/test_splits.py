@@ -16,7 +16,7 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.identities import AcrossCameras, OneImageGallery
 from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit
 from dml.evaluation.splits import Split
-from dml.runs.scores import write_scores
+from dml.runs.scores import read_queries, write_scores
 from dml.training.build import build
 from tests.conftest import TINY
 
@@ -111,6 +111,26 @@ def test_scores_of_absolute_and_relative_paths_beside_each_other(
         "photos/6.png",
         "far/7.png",
     ]
+
+
+def test_what_was_searched_is_told_by_the_scores(tmp_path: Path) -> None:
+    """Wherever the data lie; two galleries, or two rules for what of them counts, are not the same test."""
+
+    def gallery(root: str, split: Split) -> str:
+        data = records([f"/{root}/{i}.png" for i in range(12)])
+        points = torch.nn.functional.normalize(torch.rand(8, 1, 4), dim=-1)
+        found = Embedded(points, torch.as_tensor(data.labels[4:]), torch.arange(4, 12))
+        protocol = Conventional() if split.cameras is None else AcrossCameras()
+        write_scores(tmp_path, data, split, protocol, found, protocol.ranking(split, found))
+        return read_queries(tmp_path).gallery
+
+    whole = gallery("a", Split(TRAIN, QUERY, GALLERY))
+    assert len(whole) == 16
+    assert gallery("b/c", Split(TRAIN, QUERY, GALLERY[::-1])) == whole
+    assert gallery("a", Split(TRAIN, np.concatenate([QUERY, GALLERY]), None)) == ""
+    splits = Split(TRAIN, QUERY, GALLERY[:-1]), Split(TRAIN, QUERY, GALLERY, cameras=np.arange(12))
+    others = {gallery("a", split) for split in splits}
+    assert len(others | {whole}) == 3
 
 
 def test_a_run_of_a_wrong_protocol_does_not_start(

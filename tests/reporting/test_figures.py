@@ -273,6 +273,33 @@ def test_gallery_leaves_the_own_camera_out() -> None:
     assert found.distances[0] == pytest.approx([2 * np.sin(0.01), 2 * np.sin(0.25)], abs=1e-6)
 
 
+def test_a_gallery_of_one_camera_and_class() -> None:
+    """All of it is left out for a query of this camera and class; the picture shows what there is."""
+    points = torch.nn.functional.normalize(torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    queries = Embedded(points[:2], torch.tensor([7, 7]), torch.tensor([0, 1]))
+    gallery = Embedded(points[2:], torch.tensor([7, 7]), torch.tensor([2, 3]))
+    found = galleries.neighbours_of(queries, gallery, np.array([5, 6, 5, 5]), k=8)
+    assert found.indices.shape == (2, 1)
+
+
+def test_of_equally_near_images_wrong_ones_are_shown_first() -> None:
+    points = torch.ones(6, 1, 1)
+    table = Embedded(points, torch.tensor([0, 0, 0, 1, 1, 1]), torch.arange(6))
+    found = galleries.neighbours_of(table, None, None, k=5).indices
+    assert found[0].tolist() == [3, 4, 5, 1, 2]
+    assert found[4].tolist() == [0, 1, 2, 3, 5]
+
+
+def test_so_many_self_pairs_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = torch.nn.functional.normalize(torch.randn(50, 5, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    every = sorted(float(one[a] @ one[b]) for one in points for a in range(5) for b in range(a + 1, 5))
+    assert sorted(embeddings._self_cosines(points).tolist()) == pytest.approx(every, abs=1e-6)
+    monkeypatch.setattr(embeddings, "PAIRS", 60)
+    drawn = embeddings._self_cosines(points)
+    assert drawn.shape == (5 * 60,)
+    assert all(min(abs(value - one) for one in every) < 1e-6 for value in drawn.tolist())
+
+
 def test_object_regions_show_what_each_scale_sees() -> None:
     images = torch.rand(2, 3, 20, 20)
     regions = [(torch.rand(2, 20, 20), torch.tensor([[2, 4, 12, 14], [0, 0, 20, 20]]))] * 2

@@ -287,3 +287,11 @@ def test_a_page_of_8131_images_opens_in_3_seconds(tmp_path: Path, config: DictCo
     browser.get(file.as_uri())
     assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
     assert time.monotonic() - began < 3
+
+
+def test_distractors_are_no_pairs_of_one_class() -> None:
+    whole = made(12, 3)
+    queries, gallery = np.arange(0, 8, 2), np.arange(1, 12, 2)  # of classes 0 and 1; class 2 is in the gallery alone
+    tested = Retrieved(whole.embedded, whole.records, Split(np.arange(0), queries, gallery), whole.protocol, None)
+    assert tested.of_classes.labels.tolist() == [0] * 4 + [1] * 4
+    assert tested.of_classes.rows.tolist() == list(range(8))
