@@ -123,6 +123,28 @@ def test_rows_are_compared_on_the_seeds_that_both_have(two: Experiment, train: T
     assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
 
 
+def test_a_comparison_of_seeds_that_both_have_replaces_one_of_others(
+    two: Experiment, train: Train, tmp_path: Path
+) -> None:
+    """Though it is of fewer trainings."""
+    folders = {row: train(row, tmp_path / "out") for row in ("base", "mine")}
+    aside = tmp_path / "aside"
+    folders["base"][0].rename(aside)
+    folders["base"][1].rename(folders["base"][1].with_name("seed=7"))
+    record_finished(two, [], tmp_path / "out")
+    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 1], [2, 1]]
+    aside.rename(folders["base"][0])
+    record_finished(two, [], tmp_path / "out")
+    assert [one.runs for one in read_experiment("us/table1").compared] == [[1, 1], [1, 1]]
+
+
+def test_classes_of_any_name_are_kept(two: Experiment, train: Train, tmp_path: Path) -> None:
+    train("base", tmp_path / "out", classes=np.char.add(CLASSES, "\u2028\x85b"))
+    for _ in range(2):
+        record_finished(two, [], tmp_path / "out")
+        assert len(kept(read_experiment("us/table1"))) == 2
+
+
 def test_what_another_process_recorded_meanwhile_stays(
     two: Experiment, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,8 @@ def test_what_is_advised_for_the_home_folder_works(
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("dataset=null", "A group of options cannot be null: choose one of its files"),
+        ("dataset=null", "A group of options takes the name of one of its files, as in dataset=glyphs"),
+        ("method=3", "A group of options takes the name of one of its files"),
         ("~method", "method is missing, and every run has it: leave out ~method."),
         ("~report", "report is missing, and every run has it: leave out ~report."),
         ("~trainer.max_steps", "trainer.max_steps is missing: leave out ~trainer.max_steps."),

@@ -1,14 +1,19 @@
 """The papers' tables: that their rows are options, and their figures the papers', in a second transcription."""
 
 import json
+import os
 import re
 import resource
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from matplotlib.figure import Figure
@@ -18,6 +23,7 @@ from dml.configuration.composition import CONF, composed, folder_option
 from dml.errors import UserError
 from dml.experiment import main
 from dml.figures.course import recall_over_steps
+from dml.papers import actions, smoke
 from dml.papers.actions import record, run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
@@ -28,6 +34,7 @@ from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
 from dml.papers.trainings import commands, finished, folder_of, lacking
 from dml.runs.folder import RunFolder
+from dml.runs.provenance import starts
 
 ALL = names()
 
@@ -266,6 +273,8 @@ def test_what_is_measured_is_recorded_and_shown(
         ("(a)/seed=0", True),
         ("a/b\\", True),
         ("a\\'b/c", True),
+        ("/t/${seed}", True),
+        ("it's ${a.b}", True),
     ],
 )
 def test_hydra_reads_a_folder_as_it_is_called(folder: str, quoted: bool) -> None:
@@ -302,6 +311,90 @@ def test_records_of_rows_that_changed_since_are_no_measurements(
     assert capsys.readouterr().out == ""
 
 
+def test_what_was_trained_before_a_row_changed_replaces_nothing(
+    little: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a process does that read the experiment before it was edited."""
+    old = sizes_of(little)
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    path.write_text(path.read_text().replace("method=baseline", "method=baseline, head.dim=8"))
+    new = sizes_of(read_experiment("us/table1"))
+    keep(little, new)
+    capsys.readouterr()
+    keep(little, old)
+    assert capsys.readouterr().out.startswith("Not recorded: 1 measurements of rows of us/table1 that are gone or have")
+    assert read_experiment("us/table1").measured == new
+
+
+@pytest.mark.parametrize(
+    ("words", "instead", "said"),
+    [
+        ("seeds: [0, 1]", "seeds: []", "seeds is empty"),
+        ("R@1: 50.0", "R@1: .nan", r"rows\[0\]\.published\.glyphs\.R@1 has another form"),
+        ("R@1: 50.0", "R@1: 50.0, R@1: 51.0", "duplicate key"),
+        ("overrides: [method=baseline]", "overrides: [], search: {+lr: [1]}", r"search\.\+lr.* has another form"),
+        ("title: Little", "title: Little ${of", "cannot be read as an experiment"),
+    ],
+)
+def test_a_file_that_says_two_things_or_nothing(
+    little: Experiment, tmp_path: Path, words: str, instead: str, said: str
+) -> None:
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    assert words in path.read_text()
+    path.write_text(path.read_text().replace(words, instead))
+    with pytest.raises(UserError, match=said):
+        read_experiment("us/table1")
+
+
+def test_starts_of_a_script_that_left_nothing_do_not_count(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        actions._note_start(["python", f"{name}.py", "--out", "x"], tmp_path)
+    assert [start["command"] for start in starts(tmp_path)] == ["python second.py"]
+    (tmp_path / "run").mkdir()  # with which the script goes on
+    actions._note_start(["python", "third.py", "--out", "x"], tmp_path)
+    assert [start["command"] for start in starts(tmp_path)] == ["python second.py", "python third.py"]
+
+
+def _die(code: int) -> None:
+    os._exit(code)
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_the_check_is_told() -> None:
+    with pytest.raises(UserError, match="a process of the check was killed"), smoke._workers(1) as pool:
+        list(smoke._each(pool, _die, [1]))
+
+
+@pytest.mark.slow
+def test_a_script_ends_with_the_command_that_started_it(
+    little: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pid"
+    script = tmp_path / "waits.py"
+    script.write_text(
+        "import os, sys, time\nfrom pathlib import Path\nfrom dml.bench.rows import make_folder\n"
+        f"make_folder(Path(sys.argv[-1]))\nPath({str(noted)!r}).write_text(str(os.getpid()))\ntime.sleep(120)\n"
+    )
+    path = tmp_path / "experiments" / "us" / "table1.yaml"
+    path.write_text(path.read_text() + "  - {name: waits, command: [waits.py]}\n")
+    of_test = f"import dml.papers.catalogue as c, pathlib; c.FOLDER = pathlib.Path({str(path.parents[1])!r})"
+    told = ["run", "us/table1", "--rows", "waits", "--out", str(tmp_path / "out")]
+    code = f"{of_test}\nimport sys; sys.argv[1:] = {told}\n"
+    code += "import dml.papers.actions as a, dml.papers.trainings as t; t.FOLDER = a.FOLDER = c.FOLDER\n"
+    command = subprocess.Popen([sys.executable, "-c", f"{code}from dml.experiment import main; main()"])
+    wait_for(noted.is_file)
+    command.terminate()
+    command.wait(60)
+    wait_for(lambda: not psutil.pid_exists(int(noted.read_text())))
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_differences_from_a_row_that_is_no_base_any_more_are_not_shown(little: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     rows = "".join(
@@ -324,11 +417,16 @@ def test_differences_from_a_row_that_is_no_base_any_more_are_not_shown(little: E
 
 
 def test_a_part_has_seeds_of_its_own(little: Experiment) -> None:
-    section = replace(next(iter(little.parts.values())), seeds=[5, 6])
-    experiment = replace(little, parts=little.parts | {section.name: section})
-    mine = [one.seed for one in experiment.trainings() if one.part == section.name]
-    assert set(mine) == {5, 6}
-    assert {one.seed for one in experiment.trainings() if one.part != section.name} <= set(little.seeds)
+    """Scripts have them, too."""
+    other = replace(little.parts["glyphs"], name="other", seeds=[5, 6])
+    script = replace(little.rows["theirs"], name="script", command=["some.py", "{seed}"])
+    rows = {row.name: replace(row, parts=["glyphs", "other"]) for row in (*little.rows.values(), script)}
+    experiment = replace(little, parts=little.parts | {"other": other}, rows=rows)
+    for name in ("mine", "script"):
+        found = experiment.trainings([name])
+        seeds = [(one.part, one.seed) for one in found]
+        assert seeds == [("glyphs", 0), ("glyphs", 1), ("other", 5), ("other", 6)]
+        assert {one.script for one in found} == {name == "script"}
     assert {one.seed for one in experiment.trainings(seeds=[3])} == {3}
 
 
@@ -523,6 +621,20 @@ def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: P
         (["smoke", "--rows", "ABE-8^512"], "--rows is for one experiment"),
         (["run", "abe/table2", "--set", "seed=3"], "--set seed=3 is not possible: use --seeds instead"),
         (["record", "abe/table2", "--set", "paths.data_dir=x"], "=x is not possible: use --out, or DML_DATA and"),
+        (["run", "abe/table2", "--set", "hydra.sweep.dir=x"], "=x is not possible: use --launcher, --jobs and --out"),
+        (["run", "abe/table2", "--set", "hydra/launcher=joblib"], "is not possible: use --launcher, --jobs and --out"),
+        (["run", "comparison/cars196", "--set", "lr=0.1"], "lr is searched for (comparison/cars196, baseline)"),
+        (
+            ["record", "comparison/cars196", "--set", "method.K=3"],
+            "method.K is searched for (comparison/cars196, D",
+        ),
+        (
+            [
+                *("run", "comparison/cars196", "--set", "report=false"),
+                *("--rows", "DCES", "pytorch-metric-learning, falling rate"),
+            ],
+            "the row 'pytorch-metric-learning, falling rate' is a script",
+        ),
         (["run", "abe/table2", "--dry-run", "--set", "lr=abc"], "abe/table2, ABE-8^512: lr=abc has to be a number."),
         (["run", "abe/table2", "--set", "method.m=3"], "abe/table2, ABE-8^512: method.m is no option: choose"),
         (["run", "abe/table2", "--dry-run", "--set", "foo"], "--set foo is not possible: write OPTION=VALUE."),
@@ -570,7 +682,6 @@ def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
         ("parts:\n  glyphs:", "parts: []\nrows: []\nfigure:\n  x:", "parts has to have keys"),
         ("seeds: [0, 1]", "seeds: [0, one]", "seeds[1] has to be a whole number"),
         ("title: Little", "title: [Little]", "title has to be text"),
-        ("title: Little", "title: 2026-01-01", "date"),
         ("title: Little", "title: 'Little", "while scanning a quoted scalar"),
         ("seeds: [0, 1]", "figure: {kind: ovr}", "figure.kind is ovr, not one of comparison, course, curve, over"),
         ("seeds: [0, 1]", "figure: {x: n}", "figure.kind is None, not one of comparison, course, curve, over"),

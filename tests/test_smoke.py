@@ -1,10 +1,12 @@
 """`python -m dml.smoke`: its parts are apart from one another, its figures are kept, its small check goes through."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -133,6 +135,31 @@ def test_all_parts_are_there_and_have_their_time() -> None:
 def outcome(value: float, *remarks: Remark) -> Outcome:
     figures = [Figure("net, ours", 90, "images/s"), Figure("net, bare loop", 100, "images/s")]
     return Outcome([*figures, Figure("net, ours / bare loop", value, "", Goal(0.9))], list(remarks), 12.34)
+
+
+def test_two_processes_keep_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "gpu.json", kept.read
+
+    def slowly(path: Path) -> kept.Kept:
+        found = read(path)
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(kept, "read", slowly)
+    parts = ("evaluation", "throughput")
+    both = [threading.Thread(target=kept.keep, args=(path, part, outcome(0.5), STAMP, SMOKE_PARTS)) for part in parts]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert set(read(path)) == set(parts)
+    assert [file.name for file in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_a_figure_that_is_no_number_is_printed() -> None:
+    assert [page.written(value, "ms") for value in (math.nan, math.inf, 0.5, 2.0, 12345.6)] == [
+        *("nan ms", "inf ms", "0.5 ms", "2 ms", "12346 ms")
+    ]
 
 
 def test_figures_are_kept_part_by_part(tmp_path: Path) -> None:

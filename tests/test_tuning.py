@@ -67,6 +67,10 @@ def test_a_row_is_trained_with_what_its_search_found(
     assert [one.row for one in searches(little)] == ["plain", "ABE"]
     (search,) = searches(little, ["ABE"])
     assert search.options == ("lr=choice(0.001)", "method.M=choice(2,4)")
+    free = little.rows["plain"], {"method.branch": [None, True]}
+    written = little.search(replace(free[0], search=free[1] | {"lr": [1]}))
+    assert written is not None
+    assert written.options == ("lr=choice(1)", "method.branch=choice(null,true)")
     words = command_of_search(search, tmp_path)
     assert {"hydra.sweeper.n_trials=2", "protocol=tuning", "method=abe"} <= set(words)
     place = tmp_path / "exp Köln"
@@ -118,7 +122,7 @@ def test_two_processes_do_not_share_the_trials_of_a_search(
     found: dict[str, Experiment] = {}
 
     def tune() -> None:
-        found[threading.current_thread().name] = actions._tune(little, wanted, [], out, jobs)
+        found[threading.current_thread().name] = actions._tune(little, wanted, [], [], out, jobs)
 
     both = [threading.Thread(target=tune, name=name) for name in ("first", "second")]
     both[0].start()

@@ -7,7 +7,7 @@ from typing import Any
 
 from dml.bench.results import Figure, Outcome, as_json, of_json
 from dml.errors import UserError
-from dml.files import read_json, write_atomically
+from dml.files import alone, read_json, write_atomically
 
 Kept = dict[str, dict[str, Any]]  # by part: date, commit, hardware, versions, seconds, figures, remarks
 
@@ -48,15 +48,16 @@ def keep(path: Path, part: str, outcome: Outcome, about: Mapping[str, Any], orde
     Returns:
         Whether it was written.
     """
-    kept = read(path)
-    if not outcome.figures and kept.get(part, {}).get("figures"):
-        return False
-    kept[part] = {
-        **about,
-        "seconds": round(outcome.seconds, 1),
-        "figures": [as_json(one) for one in outcome.figures],
-        "remarks": [as_json(one) for one in outcome.remarks],
-    }
-    known = {name: kept[name] for name in order if name in kept}
-    write_atomically(path, json.dumps(known | kept, indent=1) + "\n")
-    return True
+    with alone(path.with_name(f".{path.name}.lock")):  # another process may keep another part
+        kept = read(path)
+        if not outcome.figures and kept.get(part, {}).get("figures"):
+            return False
+        kept[part] = {
+            **about,
+            "seconds": round(outcome.seconds, 1),
+            "figures": [as_json(one) for one in outcome.figures],
+            "remarks": [as_json(one) for one in outcome.remarks],
+        }
+        known = {name: kept[name] for name in order if name in kept}
+        write_atomically(path, json.dumps(known | kept, indent=1) + "\n")
+        return True

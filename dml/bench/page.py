@@ -1,5 +1,6 @@
 """The table of the results, and their drawing."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, legend_above
 
 def written(value: float, unit: str = "") -> str:
     """Writes a number with three or four digits and its unit."""
-    digits = f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+    whole = math.isfinite(value) and (abs(value) >= 1000 or value == int(value))
+    digits = f"{value:.0f}" if whole else f"{value:.3g}"
     return f"{digits} {unit}".strip()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from dml.errors import stop
 from dml.files import write_atomically
+from dml.process import end_with_parent
 
 
 def out_option(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,11 @@ def set_threads(threads: int | None) -> None:
 
 
 def make_folder(out: Path | None) -> None:
-    """Makes the folder of `--out`. One that cannot be made ends the process with a sentence."""
+    """Makes the folder of `--out`. One that cannot be made ends the process with a sentence.
+
+    The script ends with `dml.experiment` from then on, if that started it.
+    """
+    end_with_parent()
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

@@ -92,8 +92,8 @@ def hydra_sentence(error: Exception) -> str:
     if isinstance(error, OverrideParseException) and (quoted := _quoted(str(error.override))):
         return f"{error.override} cannot be read: Hydra takes few characters without quotes, so write {quoted}."
     said = [" ".join(str(error).split()) or type(error).__name__]
-    if is_group_null(error):
-        return "A group of options cannot be null: choose one of its files, as in dataset=glyphs (--help lists them)."
+    if is_group_nameless(error):
+        return "A group of options takes the name of one of its files, as in dataset=glyphs (--help lists them)."
     if error.__cause__ is not None and str(error.__cause__).strip():
         said.append(f"({str(error.__cause__).strip().splitlines()[0]})")
     if "does not support sweep type" in said[0]:
@@ -101,8 +101,8 @@ def hydra_sentence(error: Exception) -> str:
     return " ".join(said).rstrip(".?") + "."
 
 
-def is_group_null(error: Exception) -> bool:
-    """Says whether Hydra could not compose because a group was set to null, as in `dataset=null`."""
+def is_group_nameless(error: Exception) -> bool:
+    """Says whether Hydra could not compose because a group was set to no name, as in `dataset=null` or `method=3`."""
     return isinstance(error, ValueError) and str(error).startswith("Config group override must be")
 
 

@@ -79,10 +79,14 @@ def going_on(folder: Path) -> str:
 
 
 def folder_option(name: str, folder: Path) -> str:
-    """Returns the override that names a folder of `paths`, such as its `sweep_dir`. The folder is quoted where Hydra
-    might read it otherwise: it takes few characters bare, and takes 2026 for a number."""
+    """Returns the override that names a folder of `paths`, such as its `sweep_dir`.
+
+    The folder is quoted where Hydra might read it otherwise: it takes few characters bare, and takes 2026 for a number.
+    OmegaConf takes `${` for a reference unless a backslash is before it, and ??? for a value that is missing.
+    """
     plain = re.fullmatch(r"[\w./-]*/[\w./-]*", str(folder), re.ASCII)
-    return f"paths.{name}={folder if plain else QuotedString(str(folder), Quote.single).with_quotes()}"
+    said = str(folder if str(folder) != "???" else folder.absolute()).replace("${", "\\${")
+    return f"paths.{name}={folder if plain else QuotedString(said, Quote.single).with_quotes()}"
 
 
 # These options say how and where a run is executed, not what it computes: they may change when it is resumed.

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from dml.configuration.command_line import ending, hydra_sentence, is_group_null
+from dml.configuration.command_line import ending, hydra_sentence, is_group_nameless
 from dml.configuration.composition import CONF
 from dml.errors import CTRL_C, INTERRUPTED, Interrupted, UserError, rank_said, stop
 from dml.process import (
@@ -83,7 +83,7 @@ def command(task: Callable[[DictConfig], Any], sweeps: bool = True) -> Callable[
         except Exception as error:
             if error in own or Sweep.crashed or isinstance(error, BrokenPipeError):
                 raise
-            told = isinstance(error, HydraException | OmegaConfBaseException) or is_group_null(error)
+            told = isinstance(error, HydraException | OmegaConfBaseException) or is_group_nameless(error)
             if not told and not Sweep.began:
                 raise
             sentence = hydra_sentence(error)

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from dml.papers.smoke import check_rows
 from dml.papers.trainings import checked, commands, each_once, finished, job_of, lacking, seconds_of
 from dml.papers.tuning import alone_with, command_of_search, example, job_of_search, searches, tuned
 from dml.process import duration, started_from_here
+from dml.runs.folder import OUTPUT
+from dml.runs.provenance import FILE as PROVENANCE
 from dml.runs.provenance import add_start, hardware
 
 
@@ -79,7 +82,7 @@ def run(
 
     Raises:
         UserError: a name, row or part does not exist, a seed, change, folder or number of jobs is not allowed, a change
-            does not fit a row, or nothing can be trained here.
+            does not fit a row, or is of an option that is searched for, or nothing can be trained here.
         SystemExit: with 1, if a training failed; with 2, if a search could not start and has said why.
         Interrupted: a signal stopped a training.
     """
@@ -91,12 +94,16 @@ def run(
     if jobs > 1 and launcher != "basic":
         raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
     experiments = _find(names, rows, parts)
+    _check_searched(experiments, rows, changes)
     if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
         if changes and any(one.trainings(rows, seeds, parts=parts) for one in experiments):
             raise UserError("these rows are scripts, which take no changes: leave out --set.")
         if not (rows or parts):
             raise UserError(f"nothing of {', '.join(names)} is trained here: all its rows are quoted from elsewhere.")
         raise UserError("these rows have no training in these parts: --dry-run without --rows and --parts prints all.")
+    scripts = [row for one in experiments for row in rows if one.rows[row].command is not None]
+    if changes and scripts:
+        raise UserError(f"the row '{scripts[0]}' is a script, which takes no changes: leave out --set or that row.")
 
     def wanted() -> list[Training]:
         every = [(one, training) for one in experiments for training in one.trainings(rows, seeds, changes, parts)]
@@ -119,7 +126,7 @@ def run(
             print(shlex.join(["python", *_as_typed(command[1:])]))
         return
     experiments = [
-        _tune(one, [search for search in missing_searches if search.experiment == one.name], changes, out, jobs)
+        _tune(one, [search for search in missing_searches if search.experiment == one.name], parts, changes, out, jobs)
         for one in experiments
     ]
     failed = _train(_possible(wanted(), elsewhere=launcher == "submitit_slurm"), out, launcher, jobs)
@@ -164,6 +171,7 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
     _check_changes(changes)
     _check_folder(out)
     experiments = find(names)
+    _check_searched(experiments, (), changes)
     trainings = [training for one in experiments for training in one.trainings(changes=changes)]
     if changes and not any((out / one.key).is_dir() for one in trainings):  # what some rows were trained with fits them
         _check_options(trainings)
@@ -209,11 +217,26 @@ def _check_changes(changes: Sequence[str]) -> None:
         with suppress(HydraException):  # what cannot be read is told once it is composed with a row
             if OverridesParser.create().parse_override(change).is_sweep_override():
                 raise UserError(f"--set {change} has several values: give one, and repeat the command for the others.")
-        if (name := change.lstrip("+~").partition("=")[0]) == "seed" or name.startswith("paths."):
-            raise UserError(
-                f"--set {change} is not possible: use "
-                f"{'--seeds' if name == 'seed' else '--out, or DML_DATA and DML_CACHE in the environment,'} instead."
-            )
+        name = change.lstrip("+~").partition("=")[0]
+        own = {
+            "seed": "--seeds",
+            "paths": "--out, or DML_DATA and DML_CACHE in the environment,",
+            "hydra": "--launcher, --jobs and --out",
+        }
+        if (use := own.get(re.split("[./@]", name)[0])) is not None:
+            raise UserError(f"--set {change} is not possible: use {use} instead.")
+
+
+def _check_searched(experiments: Sequence[Experiment], rows: Sequence[str], changes: Sequence[str]) -> None:
+    """Raises UserError for a change of an option that is searched for, since what the search finds would replace it."""
+    for one in experiments:
+        for row in one.rows.values():
+            for change in changes if not rows or row.name in rows else ():
+                if (name := change.lstrip("+~").partition("=")[0]) in one.searched(row):
+                    raise UserError(
+                        f"--set {change} is not possible: {name} is searched for ({one.name}, {row.name}), and the row "
+                        "takes what the search finds. Leave it out, or name other rows."
+                    )
 
 
 def _check_folder(out: Path, writes: bool = False) -> None:
@@ -243,8 +266,15 @@ def _check_options(wanted: Sequence[Search | Training]) -> None:
         checked(place, options)
 
 
-def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[str], out: Path, jobs: int) -> Experiment:
-    """Carries out searches, and returns the experiment with their results.
+def _tune(
+    experiment: Experiment,
+    wanted: Sequence[Search],
+    parts: Sequence[str],
+    changes: Sequence[str],
+    out: Path,
+    jobs: int,
+) -> Experiment:
+    """Carries out searches before trainings of some parts, and returns the experiment with their results.
 
     The results are recorded even without --record, as all trainings of the rows use them.
 
@@ -255,7 +285,7 @@ def _tune(experiment: Experiment, wanted: Sequence[Search], changes: Sequence[st
     """
     if not wanted:
         return experiment
-    _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes)])
+    _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes, parts)])
     print(f"Searches: {len(wanted)}, of {wanted[0].trials} trials each.", flush=True)
     for some in [wanted] if jobs > 1 else [[one] for one in wanted]:
         with alone_with(experiment, some, changes, out) as left:
@@ -334,8 +364,11 @@ def _noted(training: Training, out: Path) -> Job:
 
 
 def _note_start(command: Sequence[str], folder: Path) -> None:
-    """Writes down the start of a script: command, date, commit and hardware."""
+    """Writes down the start of a script: command, date, commit and hardware. Earlier starts count if they left
+    anything that the script may go on with."""
     folder.mkdir(parents=True, exist_ok=True)
+    if {path.name for path in folder.iterdir()} <= {PROVENANCE, OUTPUT}:
+        (folder / PROVENANCE).unlink(missing_ok=True)
     machine = hardware("auto" if "cuda" in command else "cpu")
     add_start(folder, ["python", *_as_typed(command[1:-2])], machine)  # without the last two words, --out FOLDER
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dml.configuration.composition import CONF
 from dml.errors import UserError
@@ -57,7 +59,8 @@ def read_experiment(name: str) -> Experiment:
     """
     path = FOLDER / f"{name}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # OmegaConf refuses a key that is there twice, of which PyYAML takes the last.
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         check_form(content, ExperimentForm)
         parts = {part: _part(part, said) for part, said in content["parts"].items()}
         rows = [_row(said, parts) for said in content["rows"]]
@@ -83,7 +86,7 @@ def read_experiment(name: str) -> Experiment:
             base,
             Tuning(**content["tuning"]) if content.get("tuning") else None,
         )
-    except (KeyError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (KeyError, TypeError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read as an experiment: {' '.join(str(error).split())}.") from error
     return _with_record(experiment)
 

@@ -92,24 +92,31 @@ def kept(experiment: Experiment) -> list[ByClass]:
     Raises:
         UserError: the file is damaged.
     """
-    current = {(one.row, one.part, one.key, one.seed) for one in experiment.measured}
+    current = _current(experiment)
     file = _file(experiment)
     try:
-        found = [ByClass(**json.loads(line)) for line in (file.read_text().splitlines() if file.exists() else [])]
+        lines = file.read_text("utf-8").split("\n") if file.exists() else []  # names may hold other ends of lines
+        found = [ByClass(**json.loads(line)) for line in lines if line]
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is damaged: take it back from git, or remove it and record again.") from error
     return [one for one in found if (one.row, one.part, one.key, one.seed) in current]
 
 
+def _current(experiment: Experiment) -> set[tuple[str, str, str, int | None]]:
+    return {(one.row, one.part, one.key, one.seed) for one in experiment.measured}
+
+
 def keep_classes(experiment: Experiment, found: Iterable[ByClass]) -> None:
-    """Adds trainings to those that are kept, in place of those of the same row, part, changes and seed."""
+    """Adds trainings that are recorded to those that are kept, in place of those of the same row, part, changes and
+    seed."""
 
     def place(one: ByClass) -> tuple[Any, ...]:
         return one.row, one.part, tuple(one.changes), one.seed
 
     with alone(experiment.record.parent / ".lock"):
-        before = kept(read_experiment(experiment.name))  # another process may have recorded meanwhile
-        every = {place(one): one for one in (*before, *found)}
+        now = read_experiment(experiment.name)  # another process may have recorded meanwhile
+        current = _current(now)
+        every = {place(one): one for one in (*kept(now), *found) if (one.row, one.part, one.key, one.seed) in current}
         lines = [json.dumps(asdict(one), ensure_ascii=False) for one in every.values()]
         write_atomically(_file(experiment), "".join(f"{line}\n" for line in lines))
 

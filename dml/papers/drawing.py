@@ -81,7 +81,7 @@ def _over(experiment: Experiment) -> list[tuple[str, str]]:
                 if row.x is not None and printed_here is not None and not changes:
                     lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(row.x, printed_here, None))
             # Lines over different quantities go into pictures of their own.
-            for title in x.values() if isinstance(x, dict) else [y.get("x", x)]:
+            for title in dict.fromkeys(x.values()) if isinstance(x, dict) else [y.get("x", x)]:
                 mine = {
                     line: points
                     for line, points in lines.items()

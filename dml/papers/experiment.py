@@ -196,8 +196,12 @@ class Experiment:
         if trials != self.tuning.trials:
             said = f"{self.name}, {row.name}: its values have {trials} combinations, and every row is given"
             raise UserError(f"{said} {self.tuning.trials} trials: change the values or tuning.trials.")
-        options = tuple(f"{name}=choice({','.join(map(str, values))})" for name, values in grid.items())
+        options = tuple(f"{name}=choice({','.join(map(_written, values))})" for name, values in grid.items())
         return Search(self.name, row.name, overrides, options, trials)
+
+    def searched(self, row: Row) -> list[str]:
+        """Returns the names of the options that are searched for a row."""
+        return [] if self.tuning is None or row.overrides is None else [*self.tuning.search, *row.search]
 
     def chosen(self, row: Row, changes: Sequence[str] = ()) -> list[str] | None:
         """Returns the options that a row's search found: [] if it needs no search, None if it was not searched yet."""
@@ -244,9 +248,14 @@ class Experiment:
                     result += [Training(self.name, row.name, part, s, settings) for s in of]
                 elif row.command is not None and not changes:
                     several = any("{seed}" in option for option in row.command)
-                    of = seeds or self.seeds if several else [0]
+                    of = (seeds or self.parts[part].seeds or self.seeds) if several else [0]
                     result += [Training(self.name, row.name, part, s, tuple(row.command), script=True) for s in of]
         return result
+
+
+def _written(value: Any) -> str:
+    """Returns a value of a search as it is typed: null, true, or itself."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def near(name: str, names: Iterable[str]) -> str:

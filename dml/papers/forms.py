@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import BeforeValidator, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, with_config
 
 from dml.configuration.ranges import Seed
 from dml.papers.experiment import Column, Tuning
@@ -28,6 +28,11 @@ SAID = {
 KNOWN_KEYS = ConfigDict(extra="forbid")  # also of what it holds
 
 
+Seeds = Annotated[list[Seed], Field(min_length=1)]
+
+Name = Annotated[str, Field(pattern=r"^[^+~]")]  # of an option that the configuration has
+
+
 @with_config(KNOWN_KEYS)
 @dataclass(frozen=True)
 class RecordForm:
@@ -44,7 +49,7 @@ class PartForm:
 
     columns: dict[str, Column]
     overrides: list[str] = field(default_factory=list)
-    seeds: list[Seed] | None = None
+    seeds: Seeds | None = None
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,10 @@ class RowForm:
 
     name: str | float
     overrides: list[str] | None = None
-    search: dict[str, list[Any]] = field(default_factory=dict)
+    search: dict[Name, list[Any]] = field(default_factory=dict)
     command: Annotated[list[str], Field(min_length=1)] | None = None
     smoke: list[str] = field(default_factory=list)
-    published: dict[str, dict[str, float]] | None = None
+    published: dict[str, dict[str, FiniteFloat]] | None = None
     pattern: dict[str, str] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
@@ -76,7 +81,7 @@ class ExperimentForm:
     rows: list[RowForm]
     about: str = ""
     overrides: list[str] = field(default_factory=list)
-    seeds: list[Seed] = field(default_factory=list)
+    seeds: Seeds = field(default_factory=lambda: [0])
     figure: dict[str, Any] = field(default_factory=dict)
     compared_with: str = ""
     tuning: Tuning | None = None

@@ -101,9 +101,9 @@ def keep(
     """Adds measurements, comparisons and searches to the record of an experiment.
 
     They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
-    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison in
-    which a side has fewer runs than before is dropped. So is what was recorded for rows that are gone or have other
-    options now, and it is printed how much.
+    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison of
+    fewer runs than before is dropped. So is what was measured or recorded for rows that are gone or have other options
+    now, perhaps since the trainings began, and it is printed how much.
 
     Returns:
         The file of the record.
@@ -115,16 +115,21 @@ def keep(
     with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper at the same time
         before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
-        for one in found:
+        of_rows, searches = _as_they_are(before, found), _searched(before, tuned)
+        for kind, lost in (("measurements", len(found) - len(of_rows)), ("searches", len(tuned) - len(searches))):
+            if lost:
+                print(f"Not recorded: {lost} {kind} of rows of {before.name} that are gone or have other options now.")
+        for one in of_rows:
             old = all_of_them.get(place(one))
             if old is None or old.metrics != one.metrics or (one.versions and not old.versions):
                 all_of_them[place(one)] = one
         differences = {place(one): one for one in before.compared}
         for difference in compared:
             known = differences.get(place(difference))
-            if known is None or all(was <= now for was, now in zip(known.runs, difference.runs, strict=True)):
+            # Two rows without a common seed are compared in other numbers of trainings, until they have one.
+            if known is None or min(known.runs) <= min(difference.runs):
                 differences[place(difference)] = difference
-        searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *tuned)}
+        searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *searches)}
         _tell_dropped(before)
         content = {
             **({"tuned": [asdict(one) for one in searched.values()]} if searched else {}),
@@ -135,9 +140,26 @@ def keep(
     return experiment.record
 
 
+def _as_they_are(experiment: Experiment, found: Sequence[Measurement]) -> list[Measurement]:
+    """Returns the measurements of rows that still have the options that were trained."""
+    keys = {
+        (training.row, training.part, tuple(changes)): training.key
+        for changes in {tuple(one.changes) for one in found}
+        for training in experiment.trainings(seeds=[0], changes=changes)
+    }
+    return [one for one in found if keys.get((one.row, one.part, tuple(one.changes))) == one.key]
+
+
+def _searched(experiment: Experiment, tuned: Sequence[Tuned]) -> list[Tuned]:
+    """Returns the searches that rows still need."""
+    found = [one for one in tuned if one.row in experiment.rows]
+    now = [experiment.search(experiment.rows[one.row], one.changes) for one in found]
+    return [one for one, search in zip(found, now, strict=True) if search is not None and search.key == one.key]
+
+
 def _tell_dropped(read: Experiment) -> None:
     """Prints how many measurements and searches of a record do not belong to the rows as they are now."""
-    raw = json.loads(read.record.read_text()) if read.record.exists() else {}
+    raw = json.loads(read.record.read_text(encoding="utf-8")) if read.record.exists() else {}
     for name, kept in (("measured", read.measured), ("tuned", read.tuned)):
         if (dropped := len(raw.get(name, [])) - len(kept)) > 0:
             print(f"Dropped from {read.record}, {name}: {dropped} of rows that are gone or have other options now.")

@@ -12,11 +12,13 @@ import runpy
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, redirect_stderr
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -28,6 +30,7 @@ from dml.analysis.mlrc import KINDS
 from dml.configuration.composition import composed, folder_option
 from dml.configuration.trainings import left_open, settle, trainings_of
 from dml.data.miniatures import smoke as make_miniatures
+from dml.errors import UserError
 from dml.evaluation.metric import of_queries
 from dml.papers.catalogue import FOLDER
 from dml.papers.experiment import Experiment
@@ -49,6 +52,9 @@ BATCH = 8
 
 # Metrics that come from the trainings of all folds together; one training alone does not have them.
 OF_COLLECTIONS = {f"mlrc/{kind}/{name}/mean" for kind in KINDS for name in of_queries()}
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
 
 Options = tuple[str, ...]
 Shown = dict[str, set[str]]  # by row, the metrics that the paper prints
@@ -74,7 +80,8 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
         `experiment: row, part` -> what went wrong, for those that failed.
 
     Raises:
-        UserError: there is no such row, or a row's grid has more or fewer combinations than every row is given.
+        UserError: there is no such row, a row's grid has more or fewer combinations than every row is given, or one of
+            the processes was killed.
     """
     wanted: dict[Options, Shown] = {}
     places: dict[Options, list[str]] = {}
@@ -101,10 +108,10 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         make_miniatures(folder / "data")
-        with mp.get_context("spawn").Pool(processes or cores(), _quietly) as pool:
+        with _workers(processes or cores()) as pool:
             alike: dict[tuple[str, bool], tuple[Small, list[Options]]] = {}
             jobs = [(options, folder) for options in wanted if options not in scripts]
-            for options, small in tqdm(pool.imap_unordered(_compose, jobs), total=len(jobs), desc="composing"):
+            for options, small in tqdm(_each(pool, _compose, jobs), total=len(jobs), desc="composing"):
                 if isinstance(small, str):
                     wrong[options] = small
                 else:
@@ -113,12 +120,33 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
                 *((smoke, [options], folder) for options, smoke in scripts.items()),
                 *((small, several, folder) for small, several in alike.values()),
             ]
-            for several, found in tqdm(pool.imap_unordered(_run, todo), total=len(todo), desc="running"):
+            for several, found in tqdm(_each(pool, _run, todo), total=len(todo), desc="running"):
                 for options in several:
                     wrong[options] = found if isinstance(found, str) else _lacking(wanted[options], found)
-            pool.close()
-            pool.join()  # a pool that is killed leaves semaphores behind
     return {place: said for options, said in wrong.items() if said for place in places[options]}
+
+
+@contextmanager
+def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Starts worker processes. Raises UserError if one of them is killed, for which multiprocessing's pool would wait
+    without end."""
+    try:
+        with ProcessPoolExecutor(processes, mp.get_context("spawn"), _quietly) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    except BrokenProcessPool:
+        raise UserError(
+            "a process of the check was killed, perhaps for lack of memory: close other programs, or name fewer rows."
+        ) from None
+
+
+def _each(pool: ProcessPoolExecutor, do: Callable[[Job], Done], jobs: Iterable[Job]) -> Iterator[Done]:
+    """Does each job in some worker, and yields the results as they come."""
+    for future in as_completed([pool.submit(do, job) for job in jobs]):
+        yield future.result()
 
 
 def _quietly() -> None:

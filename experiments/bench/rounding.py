@@ -18,6 +18,7 @@ from pathlib import Path
 from dml.bench.rows import make_folder, write_rows
 from dml.configuration.command_line import ending
 from dml.configuration.composition import output_dir
+from dml.process import started_from_here
 from dml.runs.log import read_metrics
 
 COMMON = ("method=baseline", "protocol.every=100", "report=false")
@@ -33,9 +34,10 @@ def measured(instructions: str, options: list[str], folder: Path) -> dict[str, f
         SystemExit: the training failed, with its exit code; it has said why.
     """
     command = [sys.executable, "-m", "dml.run", *COMMON, *options, output_dir(folder)]
-    inherited = {name: value for name, value in os.environ.items() if name not in AVX2}
-    if code := subprocess.run(command, check=False, env=inherited | CHOSEN[instructions]).returncode:
-        sys.exit(code)
+    with started_from_here():
+        inherited = {name: value for name, value in os.environ.items() if name not in AVX2}
+        if code := subprocess.run(command, check=False, env=inherited | CHOSEN[instructions]).returncode:
+            sys.exit(code)
     evaluations = [line for line in read_metrics(folder / "metrics.jsonl") if f"test/{SHOWN[0]}" in line]
     return {f"curve/{i}/{name}": line[f"test/{name}"] for i, line in enumerate(evaluations) for name in SHOWN}
 
