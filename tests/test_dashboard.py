@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import yaml
 from omegaconf import DictConfig
 
 from dml.dashboard import main
+from dml.errors import UserError
+from dml.reporting import dashboard as module
 from dml.runs.log import read_metrics
 from dml.training.loggers import shareable
 from dml.training.run import run
@@ -176,3 +179,10 @@ def test_a_service_that_does_not_answer_is_told_in_a_sentence() -> None:
     assert done.returncode == 2
     assert "dml: W&B did not take the workspace" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_key_without_an_entity_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.wandb, "login", lambda prompt: True)
+    monkeypatch.setattr(module.wandb, "Api", lambda: SimpleNamespace(default_entity=None))
+    with pytest.raises(UserError, match="no user or team of this key: give one with --entity"):
+        module.send("project", None, "name")

@@ -153,15 +153,20 @@ def send(project: str, entity: str | None, name: str, only_print: bool = False) 
         only_print: print the definitions and send nothing; the same happens without a key.
 
     Raises:
-        UserError: the service does not answer, or refuses.
+        UserError: the service does not answer, or refuses, or the key has no entity.
     """
     try:
         if only_print or not wandb.login(prompt=False):
             named = project, entity or "entity", name
             print(json.dumps(definitions(workspace(*named), report(*named)), indent=1))
             return
-        named = project, entity or str(wandb.Api().default_entity), name
+        entity = entity or wandb.Api().default_entity
+        if entity is None:
+            raise UserError("W&B names no user or team of this key: give one with --entity.")
+        named = project, entity, name
         urls = workspace(*named).save().url, report(*named).save().url
+    except UserError:
+        raise
     except Exception as error:  # raised by any layer of wandb's
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
