@@ -3,35 +3,30 @@
 `names` are names of experiments as `catalogue.find` takes them.
 """
 
-import os
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
+from dml.papers.checks import check_changes, check_folder, check_options, check_searched, possible
 from dml.papers.experiment import Experiment, Search, Training
 from dml.papers.page import markdown, write_page
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
-from dml.papers.trainings import checked, commands, each_once, finished, job_of, lacking, seconds_of
-from dml.papers.tuning import alone_with, command_of_search, example, job_of_search, searches, tuned
+from dml.papers.trainings import commands, each_once, finished, job_of, seconds_of
+from dml.papers.tuning import alone_with, command_of_search, job_of_search, searches, tuned
 from dml.process import duration, started_from_here
 from dml.runs.folder import OUTPUT
 from dml.runs.provenance import FILE as PROVENANCE
@@ -86,15 +81,15 @@ def run(
         SystemExit: with 1, if a training failed; with 2, if a search could not start and has said why.
         Interrupted: a signal stopped a training.
     """
-    _check_changes(changes)
-    _check_folder(out, writes=not dry_run)
+    check_changes(changes)
+    check_folder(out, writes=not dry_run)
     for seed in seeds:
         check_value("--seeds", seed, Seed)
     check_value("--jobs", jobs, Few)
     if jobs > 1 and launcher != "basic":
         raise UserError("--jobs starts each training itself and takes no launcher: leave out --launcher or --jobs.")
     experiments = _find(names, rows, parts)
-    _check_searched(experiments, rows, changes)
+    check_searched(experiments, rows, changes)
     if not any(one.trainings(rows, seeds, changes, parts) for one in experiments):  # before hours of searching
         if changes and any(one.trainings(rows, seeds, parts=parts) for one in experiments):
             raise UserError("these rows are scripts, which take no changes: leave out --set.")
@@ -115,7 +110,7 @@ def run(
     of_rows = {(one.experiment, one.row) for one in wanted()}
     every = [search for one in experiments for search in searches(one, rows, changes)]
     missing_searches = [one for one in every if (one.experiment, one.row) in of_rows]
-    _check_options([*missing_searches, *(wanted() if changes else ())])  # the rows as they stand are tested
+    check_options([*missing_searches, *(wanted() if changes else ())])  # the rows as they stand are tested
     if dry_run:
         for search in missing_searches:
             print(shlex.join(["python", *_as_typed(command_of_search(search, out)[1:])]))
@@ -129,7 +124,7 @@ def run(
         _tune(one, [search for search in missing_searches if search.experiment == one.name], parts, changes, out, jobs)
         for one in experiments
     ]
-    failed = _train(_possible(wanted(), elsewhere=launcher == "submitit_slurm"), out, launcher, jobs)
+    failed = _train(possible(wanted(), elsewhere=launcher == "submitit_slurm"), out, launcher, jobs)
     if record:
         for experiment in experiments:
             record_finished(experiment, changes, out)
@@ -168,13 +163,13 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
     for given, option, what in ((changes, "--set", "changes"), (out != EXPERIMENTS, "--out", "folder of trainings")):
         if sizes and given:
             raise UserError(f"--sizes counts the rows as they are and takes no {what}: leave out {option} or --sizes.")
-    _check_changes(changes)
-    _check_folder(out)
+    check_changes(changes)
+    check_folder(out)
     experiments = find(names)
-    _check_searched(experiments, (), changes)
+    check_searched(experiments, (), changes)
     trainings = [training for one in experiments for training in one.trainings(changes=changes)]
     if changes and not any((out / one.key).is_dir() for one in trainings):  # what some rows were trained with fits them
-        _check_options(trainings)
+        check_options(trainings)
     for one in experiments:
         if not sizes:
             record_finished(one, changes, out)
@@ -188,7 +183,7 @@ def report(names: Sequence[str], out: Path = EXPERIMENTS) -> None:
     Raises:
         UserError: a name does not exist, or `out` is no folder that can be written.
     """
-    _check_folder(out, writes=True)
+    check_folder(out, writes=True)
     print(f"Report: {write_page(find(names), out)}")
 
 
@@ -207,63 +202,6 @@ def _find(names: Sequence[str], rows: Sequence[str], parts: Sequence[str] = ()) 
         if chosen and len(experiments) != 1:
             raise UserError(f"{option} is for one experiment: name that one alone, as in abe/table1.")
     return experiments
-
-
-def _check_changes(changes: Sequence[str]) -> None:
-    """Raises UserError for a change that is none, or that has an option of its own: the seed and paths."""
-    for change in changes:
-        if "=" not in change and not change.startswith("~"):
-            raise UserError(f"--set {change} is not possible: write OPTION=VALUE.")
-        with suppress(HydraException):  # what cannot be read is told once it is composed with a row
-            if OverridesParser.create().parse_override(change).is_sweep_override():
-                raise UserError(f"--set {change} has several values: give one, and repeat the command for the others.")
-        name = change.lstrip("+~").partition("=")[0]
-        own = {
-            "seed": "--seeds",
-            "paths": "--out, or DML_DATA and DML_CACHE in the environment,",
-            "hydra": "--launcher, --jobs and --out",
-        }
-        if (use := own.get(re.split("[./@]", name)[0])) is not None:
-            raise UserError(f"--set {change} is not possible: use {use} instead.")
-
-
-def _check_searched(experiments: Sequence[Experiment], rows: Sequence[str], changes: Sequence[str]) -> None:
-    """Raises UserError for a change of an option that is searched for, since what the search finds would replace it."""
-    for one in experiments:
-        for row in one.rows.values():
-            for change in changes if not rows or row.name in rows else ():
-                if (name := change.lstrip("+~").partition("=")[0]) in one.searched(row):
-                    raise UserError(
-                        f"--set {change} is not possible: {name} is searched for ({one.name}, {row.name}), and the row "
-                        "takes what the search finds. Leave it out, or name other rows."
-                    )
-
-
-def _check_folder(out: Path, writes: bool = False) -> None:
-    """Raises UserError if `out` cannot be the folder of trainings; with `writes` also if it cannot be written."""
-    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not nearest.is_dir() or (writes and not os.access(nearest, os.W_OK | os.X_OK)):
-        said = "cannot be written" if nearest.is_dir() else "is no folder"
-        raise UserError(f"--out {out} is not possible, as {nearest} {said}: name another folder.")
-
-
-def _check_options(wanted: Sequence[Search | Training]) -> None:
-    """Checks whether the options of searches and trainings compose and are allowed; scripts have none.
-
-    Of those that choose the same components, which take the same options, one is checked: composing takes a third of a
-    second, and there are hundreds of rows.
-
-    Raises:
-        UserError: an option does not fit a row.
-    """
-    distinct: dict[frozenset[str], tuple[str, Sequence[str]]] = {}
-    for one in wanted:
-        if isinstance(one, Search) or not one.script:
-            options = example(one) if isinstance(one, Search) else one.overrides
-            chosen = frozenset(o for o in options if o.startswith(("+", "~")) or "." not in o.partition("=")[0])
-            distinct.setdefault(chosen, (f"{one.experiment}, {one.row}", options))
-    for place, options in tqdm(distinct.values(), desc="checking", leave=False, disable=None):
-        checked(place, options)
 
 
 def _tune(
@@ -285,7 +223,7 @@ def _tune(
     """
     if not wanted:
         return experiment
-    _possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes, parts)])
+    possible([t for one in wanted for t in experiment.trainings([one.row], [0], changes, parts)])
     print(f"Searches: {len(wanted)}, of {wanted[0].trials} trials each.", flush=True)
     for some in [wanted] if jobs > 1 else [[one] for one in wanted]:
         with alone_with(experiment, some, changes, out) as left:
@@ -299,20 +237,6 @@ def _tune(
             for search in left:
                 keep(experiment, tuned=[tuned(search, changes, out)])
     return read_experiment(experiment.name)
-
-
-def _possible(trainings: Sequence[Training], elsewhere: bool = False) -> list[Training]:
-    """Returns the trainings that lack nothing, and prints what the others lack, see `lacking`. UserError if none is
-    left."""
-    missing = lacking([one for one in trainings if not one.script], elsewhere)
-    for sentence, (first, *more) in missing.items():
-        others = f" and {len(more)} more" if more else ""
-        print(f"Cannot be trained ({first.experiment}, {first.row}, {first.part}{others}): {sentence}", file=sys.stderr)
-    gone = {one.overrides for some in missing.values() for one in some}
-    possible = [one for one in trainings if one.overrides not in gone]
-    if not possible:
-        raise UserError("nothing of this can be trained here, see above: --dry-run prints the commands.")
-    return possible
 
 
 def _commands(trainings: Sequence[Training], out: Path, launcher: str, jobs: int) -> list[Sequence[str]]:
