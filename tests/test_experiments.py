@@ -868,7 +868,7 @@ def test_changes_are_checked_once_for_rows_that_choose_the_same(
     more = "".join(f"  - {{name: of {m}, overrides: [method=abe, method.M={m}]}}\n" for m in (2, 4, 8))
     file.write_text(file.read_text() + more)
     places: list[str] = []
-    monkeypatch.setattr("dml.papers.actions.checked", lambda place, options: places.append(place))
+    monkeypatch.setattr("dml.papers.checks.checked", lambda place, options: places.append(place))
     run(["us"], dry_run=True)
     assert not places
     run(["us"], changes=["lr=1"], dry_run=True)
