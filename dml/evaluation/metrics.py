@@ -24,7 +24,7 @@ from dml.evaluation.clustering import clustering_scores, kmeans
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
 from dml.evaluation.layout import Layout
 from dml.evaluation.metric import of_queries
-from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision
+from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, room
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ def rank(
     """
     block = block if block is None else as_number(block, "block")
     queries, items, layout = _laid_out(embeddings, labels, gallery, gallery_labels)
+    if block is None:  # of each positive about eight numbers are held beside the scores
+        block = room(queries.device, 4 * len(items) + 64 * int(layout.length.max()))
     best = torch.zeros_like(layout.positives)
     values = {name: best.new_zeros(len(queries), dtype=torch.float64) for name in of_queries()}
     mine = torch.cat([layout.rows[:0], *rank_shard(layout.rows.split(TILE))]) if shared else layout.rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dml.evaluation import scores
+from dml.evaluation import metrics, scores
 from dml.evaluation.evaluator import Collector, Embedded, correlation, score, self_cosine
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import Ranking, evaluate, rank
@@ -135,9 +135,12 @@ def test_little_memory_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, clas
     learners, labels = images(5 * TILE + 3)[0].flatten(1), torch.arange(5 * TILE + 3) % classes
     expected = vars(rank(learners, labels))
     for size in (3 * TILE, scores.MOST):
-        monkeypatch.setattr(scores, "room", lambda *_, size=size: size)
+        asked: list[int] = []
+        monkeypatch.setattr(metrics, "room", lambda _, of_query, size=size, asked=asked: asked.append(of_query) or size)
         for name, values in vars(rank(learners, labels)).items():
             np.testing.assert_equal(values, expected[name], err_msg=name)
+        largest = int(np.bincount(labels).max())
+        assert asked == [4 * len(labels) + 64 * largest]  # beside the scores, what is held of the positives
 
 
 @pytest.mark.gpu
