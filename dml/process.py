@@ -87,7 +87,9 @@ def duration(seconds: float) -> str:
     """Writes a duration in words, with about two digits."""
     if seconds > 5400:
         return f"{seconds / 3600:.1f} hours"
-    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{seconds:.0f} seconds"
+    if seconds > 90:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{(whole := round(seconds))} second{'' if whole == 1 else 's'}"
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +142,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     said = capsys.readouterr().out
     assert f"{len(CLASSES) - 5} queries of 60 classes" in said
     assert "…" not in said  # every figure has room in 80 columns
-    assert "MAP@R, over classes" in said
+    assert re.search(r"^ *MAP@R +over classes ", said, re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "40")
+    main()
+    narrow = capsys.readouterr().out
+    assert "…" not in narrow
+    for figure in re.findall(r"[+-]?\d\.\d{4}", said):
+        assert figure in narrow
     out = b / "compared_with_first"
     content = json.loads((out / "comparison.json").read_text())["metrics"]["map@r"]
     assert content["b"] - content["a"] == pytest.approx(content["classes"]["estimate"])

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from dml.analysis.comparison import compare
 from dml.configuration.identity import flat
 from dml.errors import UserError
-from dml.reporting.summary import _point, _swept, write_summary
+from dml.reporting.summary import _over_steps, _point, _swept, write_summary
 from dml.runs import provenance
 from dml.runs.about import settings
 from dml.runs.collecting import BELOW, groups, leaves, mean_and_std
@@ -208,6 +208,27 @@ def test_a_summary_says_all_of_it(
     assert [row["differs"]["loss.loss"] for row in rows] == ["SquaredContrastive", "ContrastiveLoss"]
     assert "loss.loss" in rows[0]["also_differs"]
     assert "method" not in rows[0]["also_differs"]
+
+
+@pytest.mark.parametrize(("map_r", "harmed"), [(0.1, True), (0.3, False)])
+def test_one_worse_figure_is_no_harm(make_run: MakeRun, tmp_path: Path, map_r: float, harmed: bool) -> None:
+    before = {"untrained/recall@1": 0.6, "untrained/map@r": 0.2}
+    make_run("a", {"test/recall@1": 0.5, "test/map@r": map_r} | before, "method=abe")
+    write_summary([tmp_path], tmp_path / "out")
+    for kind in ("md", "html"):
+        text = " ".join((tmp_path / "out" / f"summary.{kind}").read_text().split())
+        assert "below the untrained network: before its first step, the same network had a better figure" in text
+        assert ("taught it nothing that helps" in text) == harmed
+
+
+def test_curves_of_validation_and_test_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", {"test/recall@1": 0.5}, "method=abe")
+    make_run("b", {"test/recall@1": 0.5, "best_on_validation/step": 3.0}, "method=gsp")
+    table = groups(leaves([tmp_path]))
+    (axes,) = _over_steps(table).axes
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["method=abe, on test classes", "method=gsp, on validation classes"]
+    assert _over_steps(table[1:]).axes[0].get_ylabel() == "Recall@1 on validation classes"
 
 
 def test_one_run_has_no_error_bar(make_run: MakeRun, tmp_path: Path) -> None:

@@ -507,7 +507,7 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
     assert drawn is not None
     above, below = drawn.axes
     assert [line.get_xdata()[0] for line in above.lines[::2]] == [50, 25]
-    assert below.get_xlabel().startswith("less theirs")
+    assert below.get_xlabel().startswith("MAP@R less theirs, points")
     (bar,) = below.containers
     assert bar.lines[0].get_xdata() == [25]  # type: ignore[attr-defined]
 

@@ -15,7 +15,7 @@ from dml.training.callbacks.steps import Timing
 
 
 def test_it_is_said_once_and_of_what_is_to_come(capsys: pytest.CaptureFixture[str]) -> None:
-    timing, course = Timing(), SimpleNamespace(last_step=1000, every=300)
+    timing, course = Timing(), SimpleNamespace(last_step=1000, every=300, config={"report": True})
     course.evaluations_after = lambda step: Course.evaluations_after(cast(Course, course), step)
     callback = Forecast(cast(Course, course), timing, cast(Evaluation, SimpleNamespace(seconds=30.0)))
     trainer: Any = SimpleNamespace(global_step=500, is_global_zero=True)
@@ -41,6 +41,7 @@ def test_evaluations_to_come_are_counted_as_they_come() -> None:
 
 def test_words() -> None:
     assert (
-        forecast(10, 0.5, 1, None)
+        forecast(10, 0.5, 1, None, reports=True)
         == "About 5 seconds: 10 steps of 0.5 s, 1 evaluation of unknown length, then the report"
     )
+    assert forecast(2, 0.5, 0, None, reports=False) == "About 1 second: 2 steps of 0.5 s"

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
+from dml.console import print_in_blocks
 from dml.errors import UserError
 from dml.evaluation import interval
 from dml.evaluation.interval import LEVEL
@@ -27,7 +28,7 @@ from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
 from dml.runs import differences
-from dml.runs.collecting import BELOW_SAYS, Group, below_untrained, groups, leaves
+from dml.runs.collecting import Group, below_untrained, groups, leaves, said_below
 from dml.runs.scores import QUERIES, read_queries
 
 REPETITION = re.compile(r"(protocol\.)?(seed|split|fold|repeat)[=_]\d")  # a folder's name that tells no method
@@ -196,8 +197,8 @@ def _print_untrained(group: Group) -> None:
     ]
     if said:
         Console().print(f"untrained: {', '.join(said)}", highlight=False)
-    if below_untrained(group.metrics):
-        Console().print(BELOW_SAYS, highlight=False)
+    if below := said_below(below_untrained(group.metrics), [group.metrics]):
+        Console().print(below, highlight=False)
 
 
 def names(a: Path, b: Path) -> tuple[str, str]:
@@ -227,16 +228,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     both = paired(runs_of(a), runs_of(b))
     differ = _print_sides({"A": a, "B": b})
     found, content = {}, {}
-    table = Table(
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        title=f"{len(both.classes)} queries of {len(np.unique(both.classes))} classes"
-        + (f", means of {both.runs[0]} and {both.runs[1]} runs" if max(both.runs) > 1 else ""),
-        caption=f"{LEVEL:.0%} percentile intervals of {draws} paired draws",
-    )
-    for title in ("", "A", "B", "B - A", "interval", "p"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    rows = []
     for name, values in both.values.items():
         by = {
             "classes": over_classes(*values, both.classes, draws, seed),
@@ -247,7 +239,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         for over, d in by.items():
             differences = [f"{value:+{of.format}}" for value in (d.estimate, d.low, d.high)]
             cells = (*map(of.written, means), differences[0], " ".join(differences[1:]), f"{d.p:.4f}")
-            table.add_row(f"{of.title}, over {over}", *cells)
+            rows.append((of.title, f"over {over}", *cells))
         content[name] = {"a": means[0], "b": means[1]} | {
             over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()
         }
@@ -268,6 +260,26 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         write_atomically(out / "comparison.json", text + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with --out.") from error
-    Console().print(table)
+    _print(rows, both, draws)
     print(f"Pictures: {out}")
     return found
+
+
+def _print(rows: Sequence[Sequence[str]], both: Paired, draws: int) -> None:
+    """Prints a row of cells for each metric and way of drawing, in several tables if they do not fit side by side."""
+    titles = ("A", "B", "B - A", "interval", "p")
+
+    def table_of(some: Sequence[str]) -> Table:
+        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for _ in range(2):
+            table.add_column("", no_wrap=True)
+        for title in some:
+            table.add_column(title, justify="right", no_wrap=True)
+        for metric_title, over, *cells in rows:
+            table.add_row(metric_title, over, *(cells[titles.index(title)] for title in some))
+        return table
+
+    runs = f", means of {both.runs[0]} and {both.runs[1]} runs" if max(both.runs) > 1 else ""
+    print(f"\n{len(both.classes)} queries of {len(np.unique(both.classes))} classes{runs}")
+    print_in_blocks(titles, table_of)
+    print(f"interval: {LEVEL:.0%}, percentiles of {draws} paired draws")

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from dml.configuration.identity import repeats
 from dml.configuration.ranges import WholeNumber, check_value
 from dml.configuration.trainings import axes_of
+from dml.console import print_in_blocks
 from dml.errors import UserError
 from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import metric, of_queries
@@ -283,23 +284,7 @@ def _print(one: Aggregate) -> None:
     summary, repeats = one.summary(), len(one.independent)
     count = math.prod(sum(fold == at for at, _ in one.models) for fold in range(one.folds))
     which = "every choice" if len(one.collections) == count else f"as many of {count} choices, drawn at random,"
-    table = Table(
-        box=SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        title=Text(f"{one.label}: {len(one.models)} trainings, {one.folds} folds"),
-        caption=(
-            "One collection: a spread needs several repetitions."
-            if len(one.collections) == 1
-            else f"{len(one.collections)} collections: mean±std (n - 1) over {which} of one training of each "
-            "fold; they share trainings, so std says nothing about the error of the mean. "
-            f"{repeats} repetitions: independent collections, mean"
-            + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval needs several")
-        ),
-    )
-    table.add_column("")
-    for name in of_queries():
-        table.add_column(metric(name).title, justify="right", no_wrap=True)
+    rows = []
     for kind, width in zip(KINDS, (one.width, one.folds * one.width), strict=True):
         for over, centre, spread in (
             (f"{len(one.collections)} collection{'s' * (len(one.collections) > 1)}", "mean", "std"),
@@ -313,5 +298,27 @@ def _print(one: Aggregate) -> None:
                 metric(name).written(mean) + ("" if error is None else f"±{metric(name).written(error)}")
                 for name, (mean, error) in zip(of_queries(), values, strict=True)
             ]
-            table.add_row(f"{kind} {width}-d, {over}", *cells)
-    Console().print(table)
+            rows.append((f"{kind} {width}-d,", over, *cells))
+    titles = [metric(name).title for name in of_queries()]
+
+    def table_of(some: Sequence[str]) -> Table:
+        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+        for _ in range(2):
+            table.add_column("", overflow="fold")
+        for title in some:
+            table.add_column(title, justify="right", no_wrap=True)
+        for name, over, *cells in rows:
+            table.add_row(name, over, *(cells[titles.index(title)] for title in some))
+        return table
+
+    console = Console()
+    console.print(Text(f"\n{one.label}: {len(one.models)} trainings, {one.folds} folds"))
+    print_in_blocks(titles, table_of)
+    console.print(
+        "One collection: a spread needs several repetitions."
+        if len(one.collections) == 1
+        else f"{len(one.collections)} collections: mean±std (n - 1) over {which} of one training of each fold; they "
+        f"share trainings, so std says nothing about the error of the mean. {repeats} repetitions: independent "
+        "collections, mean" + (f"±half the {LEVEL:.0%} t-interval" if repeats > 1 else "; an interval needs several"),
+        highlight=False,
+    )

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dml.evaluation.metric import HEADLINE
-from dml.figures.style import canvas, height, legend_above, shade, wrapped
+from dml.figures.style import canvas, height, legend_above, marks, shade, wrapped
 
 RATE, NORM = "train/lr/", "train/gradient_norm/"  # prefixes of what is logged beside the terms of the loss
 
@@ -37,7 +37,10 @@ def curves(records: Sequence[Mapping[str, Any]]) -> Figure:
         (f"Recall@1 on {monitored}{seen} classes", recalls, {"marker": "o", "markersize": 3}),
     ]
     if constant_rates(records) is None:
-        panels.append(("learning rate", {name.removeprefix(RATE): points for name, points in rates.items()}, {}))
+        alike: dict[tuple[Any, ...], list[str]] = {}  # equal lines would hide one another
+        for name, points in rates.items():
+            alike.setdefault(tuple(points), []).append(name.removeprefix(RATE))
+        panels.append(("learning rate", {", ".join(of): list(points) for points, of in alike.items()}, {}))
     shown = [panel for panel in panels if panel[1]]
     figure = canvas(max(5.0, 4.5 * len(shown)), 3.4)
     for axes, (title, of_panel, style) in zip(
@@ -76,18 +79,20 @@ def _recalls(monitored: str, records: Sequence[Mapping[str, Any]]) -> dict[str, 
     return shown | {f"seen/{HEADLINE}": "training images"}
 
 
-def recall_over_steps(lines: Mapping[str, Mapping[int, float]]) -> Figure:
+def recall_over_steps(lines: Mapping[str, Mapping[int, float]], y: str = "Recall@1") -> Figure:
     """Draws Recall@1 over training steps (DCES Fig. 1: one line for each K).
 
     Args:
         lines: from the label of a line to its points, step -> metric.
+        y: title of the axis.
     """
     labels = wrapped(lines)
     figure = canvas(9, 3.4 + height(labels.values()))
     axes = figure.subplots()
-    for line, points in lines.items():
-        axes.plot(list(points), list(points.values()), marker="o", markersize=3, linewidth=1, label=labels[line])
-    axes.set(xlabel="step", ylabel="Recall@1")
+    for i, (line, points) in enumerate(lines.items()):
+        axes.plot(list(points), list(points.values()), markersize=3, linewidth=1, label=labels[line], **marks(i))
+    axes.set(xlabel="step", ylabel=y)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower left", frameon=False, fontsize=7)
     return figure

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from dml.evaluation.evaluator import Embedded
@@ -28,8 +29,8 @@ def learner_bars(metrics: Mapping[str, float], learners: int) -> Figure:
     return figure
 
 
-def first_learners(metrics: Mapping[str, float]) -> Figure:
-    """Draws Recall@K of the ensemble of the first m learners over m (DCES Fig. 10), from `first/<m>/...`."""
+def first_learners(metrics: Mapping[str, float], of: str = "learners") -> Figure:
+    """Draws Recall@K of the ensemble of the first m learners or slices over m (DCES Fig. 10), from `first/<m>/...`."""
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     names = [name.removeprefix("first/1/") for name in metrics if name.startswith("first/1/recall@")]
@@ -37,7 +38,7 @@ def first_learners(metrics: Mapping[str, float]) -> Figure:
     for name in names:
         values = [metrics[f"first/{m}/{name}"] for m in counts]
         axes.plot(counts, values, marker="o", markersize=3, linewidth=1, label=metric(name).title)
-    axes.set(xlabel="first m learners", ylabel="Recall@K", xticks=list(counts))
+    axes.set(xlabel=f"first m {of}", ylabel="Recall@K", xticks=list(counts))
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     return figure
@@ -130,11 +131,15 @@ def class_sizes(sizes: Sequence[int], recalls: Sequence[float], title: str) -> F
     figure = canvas(6, 3.2)
     axes = figure.subplots()
     axes.plot(sizes, recalls, "o", color=BLUE, markersize=4, alpha=0.5, markeredgewidth=0, label="a class")
-    fifths = [part for part in np.array_split(np.argsort(sizes, kind="stable"), 5) if len(part)]
-    means = [(np.mean(np.take(sizes, part)), np.mean(np.take(recalls, part))) for part in fifths]
+    # Classes of one size stay together: `recalls` may be sorted.
+    _, size, count = np.unique(sizes, return_inverse=True, return_counts=True)
+    fifth = ((count.cumsum() - count / 2) * 5 // len(sizes))[size]
+    means = [[np.mean(np.compress(fifth == f, of)) for of in (sizes, recalls)] for f in np.unique(fifth)]
     axes.plot(*zip(*means, strict=True), color=RED, marker="s", linewidth=1.5, label="mean of a fifth of the classes")
     if max(sizes) / min(sizes) >= 8:
         axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set(xlabel="queries of the class", ylabel=title)
     axes.grid(alpha=0.3)
     legend_above(axes, columns=2)

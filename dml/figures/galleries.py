@@ -64,9 +64,11 @@ def easiest_queries(best: np.ndarray, rows: np.ndarray, open_image: Any, name: C
         others = np.delete(best, i, axis=0).min(0)
         alone = np.flatnonzero((own == 1) & (others > 1))
         chosen = alone[np.argsort(-others[alone], kind="stable")][:QUERIES]
-        tiles = [(thumbnail(open_image(int(rows[q])), SIDE, GREY), f"{others[q]} {name(int(rows[q]))}") for q in chosen]
-        lines.append((f"learner {i}: {len(alone)} of {len(own)} queries", tiles))
-    return sheet(lines, QUERIES, SIDE)
+        shown = [(int(rows[q]), int(others[q])) for q in chosen]
+        tiles = [(thumbnail(open_image(row), SIDE, GREY), f"{best_rank}: {name(row)}") for row, best_rank in shown]
+        if tiles:
+            lines.append((f"learner {i}: {len(alone)} of {len(own)} queries", tiles))
+    return sheet(lines or [("no learner: none of the queries", [])], QUERIES, SIDE)
 
 
 def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], columns: int, side: int) -> Image.Image:

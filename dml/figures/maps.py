@@ -16,11 +16,19 @@ from dml.models.attention import crop_and_zoom
 LEARNERS = 8  # shown at most
 
 
-def attention_plot(images: Tensor, weights: Tensor) -> Plot:
-    """Returns `attention_maps` as a `Plot`; `images` `[B,3,H,W]` and `weights` `[B,L,C,h,w]` may be on any device."""
+def attention_plot(images: Tensor, weights: Tensor, learners: str = "each learner") -> Plot:
+    """Returns `attention_maps` as a `Plot`.
+
+    Args:
+        images: `[B,3,H,W]`, on any device.
+        weights: `[B,L,C,h,w]`, on any device.
+        learners: which learners they are of, in words.
+    """
+    if (count := weights.shape[1]) > LEARNERS:
+        learners = f"each of the first {LEARNERS} of {count} learners"
     return Plot(
         "attention",
-        "What each learner attends to in some test images: the mean over channels, and the channels on which learners "
+        f"What {learners} attends to in some test images: the mean over channels, and the channels on which learners "
         "differ most. Bright is high, within the range printed at the left",
         attention_maps(images.float().cpu(), weights.float().cpu()),
     )
@@ -84,7 +92,8 @@ def object_regions(images: Tensor, regions: Sequence[tuple[Tensor, Tensor]]) -> 
                 overlay(row[2 * i + 1], image, found, float(found.min()), float(found.max()))
                 for axes in row[2 * i : 2 * i + 2]:
                     corner, side = (box[0], box[1]), box[2] - box[0]
-                    axes.add_patch(Rectangle(corner, side, side, fill=False, edgecolor=GREEN, linewidth=2))
+                    square = Rectangle(corner, side, side, fill=False, edgecolor=GREEN, linewidth=2, clip_on=False)
+                    axes.add_patch(square)  # at the image's edge, half of its line is outside
             images = crop_and_zoom(images, boxes)
     return figure
 

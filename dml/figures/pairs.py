@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from dml.figures.style import BLUE, GREY, RED, canvas
+from dml.figures.style import BLUE, GREY, RED, canvas, legend_above
 
 
 def roc_and_calibration(
@@ -22,12 +22,13 @@ def roc_and_calibration(
     """
     figure = canvas(8, 3.6)
     left, right = figure.subplots(1, 2)
-    for (title, (fmr, fnmr)), colour in zip(curves.items(), (BLUE, GREY), strict=False):
+    for title, (fmr, fnmr) in curves.items():
+        colour = BLUE if title == "test" else GREY
         there = fmr >= least
         left.step(fmr[there], 1 - fnmr[there], where="post", color=colour, linewidth=1.3, label=title)
     left.plot(max(chosen[0], least), 1 - chosen[1], "o", color=RED, markersize=5, label="chosen threshold, on test")
     left.set(xscale="log", xlim=(least, 1), ylim=(0, 1.02), xlabel="false match rate", ylabel="true match rate")
-    left.legend(frameon=False, fontsize=7, loc="lower right")
+    legend_above(left)
     predicted, observed, share = reliability
     right.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
     right.plot(predicted, observed, "o-", color=BLUE, markersize=4, linewidth=1)

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable
+from typing import Any
 
 import matplotlib
 import torch
@@ -58,6 +59,11 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
             bbox_to_anchor=(0.5, 1.0),
             borderaxespad=0.2,
         )
+
+
+def marks(i: int) -> dict[str, Any]:
+    """Returns colour and marker of the i-th line: there are ten colours, and after them other markers."""
+    return {"color": f"C{i % 10}", "marker": "os^Dv"[i // 10 % 5]}
 
 
 def shade(k: int, count: int) -> tuple[float, float, float, float]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, height, legend_above, plain, wrapped
+from dml.figures.style import BLUE, GREEN, GREY, RED, canvas, height, legend_above, marks, plain, wrapped
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,17 @@ def recall_and_cost(points: Sequence[Point]) -> Figure:
     labels = wrapped(point.line for point in points)
     figure = canvas(9, 3.4 + height(labels.values()))
     left, right = figure.subplots(1, 2, sharey=True)
-    for line, label in labels.items():
+    for i, (line, label) in enumerate(labels.items()):
         on_line = sorted((p for p in points if p.line == line), key=lambda p: p.flops)
         for axes, costs in ((left, [p.params / 1e6 for p in on_line]), (right, [p.flops / 1e9 for p in on_line])):
             recalls, stds = [p.recall for p in on_line], bars([p.std for p in on_line])
-            axes.errorbar(costs, recalls, yerr=stds, marker="o", markersize=4, linewidth=1, capsize=3, label=label)
+            axes.errorbar(costs, recalls, yerr=stds, markersize=4, linewidth=1, capsize=3, label=label, **marks(i))
             for cost, point in zip(costs, on_line, strict=True):
                 axes.annotate(str(point.learners), (cost, point.recall), (4, 4), textcoords="offset points", fontsize=7)
     left.set(xlabel="parameters (millions)", ylabel="Recall@1")
     right.set(xlabel="multiply-adds of an image (billions)")
     for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.margins(0.08, 0.12)  # numbers stand above their points
         axes.grid(alpha=0.3)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", frameon=False, fontsize=7)
@@ -84,12 +86,13 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
     labels = wrapped(lines)
     figure = canvas(6, 3.2 + height(labels.values()))
     axes = figure.subplots()
-    for line, points in lines.items():
+    for i, (line, points) in enumerate(lines.items()):
         points = sorted(points, key=lambda point: point.x)
         values, stds = [point.mean for point in points], bars([point.std for point in points])
         xs = [point.x for point in points]
         style = "--" if line in dashed else "-"
-        axes.errorbar(xs, values, yerr=stds, fmt=f"o{style}", markersize=4, linewidth=1, capsize=3, label=labels[line])
+        shown = marks(i) | {"linestyle": style, "label": labels[line]}
+        axes.errorbar(xs, values, yerr=stds, markersize=4, linewidth=1, capsize=3, **shown)
     numbers = sorted({point.x for points in lines.values() for point in points})
     if numbers[0] > 0 and numbers[-1] / numbers[0] >= 8:
         axes.set_xscale("log", base=2 if all(math.log2(n).is_integer() for n in numbers) else 10)
@@ -179,7 +182,7 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
     longest = max(len(rows) for rows in parts.values())
     widest = max(len(row.name) for rows in parts.values() for row in rows)
     column = max(4.4, 1.9 + 0.066 * widest)  # inches: the axes, and a letter of the longest name
-    figure = canvas(column * len(parts) + 0.6, 0.26 * longest * 2 + 1.5)
+    figure = canvas(column * len(parts) + 0.6, 0.26 * longest * 2 + 1.7)
     for axes, (title, rows) in zip(figure.subplots(2, len(parts), squeeze=False).T, parts.items(), strict=True):
         above, below = axes
         for at, row in enumerate(rows):
@@ -197,5 +200,6 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
             one.grid(alpha=0.3, axis="x")
         above.set_title(title, fontsize=10)
         above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
-        below.set_xlabel(f"less {base} (95 % interval over test classes)", fontsize=8)
+        said = f"{metric} less {base}, points\n(95 % interval over test classes; grey: 0 is in it)"
+        below.set_xlabel(said, fontsize=8)
     return figure

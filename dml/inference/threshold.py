@@ -154,6 +154,7 @@ def _print(content: dict[str, Any], points: list[Operating]) -> None:
         box=SIMPLE_HEAD,
         pad_edge=False,
         title=f"{test['pairs_of_one_class']:,} pairs of one class, {test['pairs_of_two_classes']:,} of two",
+        caption="thresholds of this table are chosen on the test" if part == "validation" else None,
     )
     for title in ("FMR asked for", "threshold", "FMR", "FNMR"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -303,7 +303,10 @@ class DeML(Method):
                     object_regions(images.float().cpu(), found),
                 )
             )
-        return [*drawn, attention_plot(images, self.attention(seen))] if self.channel_attention else drawn
+        if self.channel_attention:
+            shown = "each learner" if self.I == 1 else "each learner of the first scale"
+            drawn.append(attention_plot(images, self.attention(seen), shown))
+        return drawn
 
     def new_modules(self) -> Iterable[nn.Module]:
         """Returns the learners' heads alone: "10 times learning rate for the learners" (section 4)."""

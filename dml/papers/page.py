@@ -156,6 +156,8 @@ def markdown(experiment: Experiment) -> str:
             lines = [[row, *("" if one is None else interval(one) for one in cells)] for row, cells in several.items()]
             text = tabulate(lines, headers=["", *less.settings], tablefmt="github", disable_numparse=True)
             tables.append(f"{less.title} less {experiment.compared_with}:\n\n{text}\n")
+    if any(_fewer(experiment, one) for one in experiment.compared):
+        tables.append("Differences are over the seeds that both rows have.\n")
     if said := verdicts(experiment):
         tables.append("".join(f"- {sentence}\n" for sentence in said))
     if experiment.tuned:
@@ -171,6 +173,13 @@ def markdown(experiment: Experiment) -> str:
         text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)
         tables.append(f"Tuned by {criterion(experiment)} (%) on validation classes:\n\n{text}\n")
     return "\n".join(tables)
+
+
+def _fewer(experiment: Experiment, one: Compared) -> bool:
+    """Says whether a comparison is of fewer trainings than are recorded; one of MLRC has a run for each fold."""
+    measured = [(of.row, of.part, of.changes) for of in experiment.measured if of.seed is not None]
+    a, b = (measured.count((row, one.part, one.changes)) for row in (one.row, one.against))
+    return one.runs[0] % max(a, 1) > 0 or one.runs[0] * b != one.runs[1] * a
 
 
 def criterion(experiment: Experiment) -> str | None:

@@ -21,6 +21,7 @@ from dml.reporting.page import render
 from dml.reporting.retrieved import Retrieved
 from dml.reporting.table import (
     RERANKING_SAYS,
+    below,
     cells,
     columns,
     interval,
@@ -28,11 +29,9 @@ from dml.reporting.table import (
     monitor,
     places,
     reranked,
-    some_below,
     tested_on,
 )
 from dml.runs.about import settings
-from dml.runs.collecting import BELOW_SAYS
 from dml.runs.folder import RunFolder
 from dml.runs.provenance import said_of_starts, versions_line
 
@@ -121,8 +120,9 @@ def _about(folder: Path, config: Mapping[str, Any], metrics: Mapping[str, float]
         "command": shlex.join([*shlex.split(start["command"]), *_places(folder), output_dir(folder)]),
         "tested": tested_on(metrics),
         "monitor": monitor(metrics),
+        "criterion": metric(made.protocol.criterion).title,
         "interval": ends,
-        "below": BELOW_SAYS if some_below(metrics) else "",
+        "below": below(metrics),
     }
 
 
@@ -199,7 +199,7 @@ def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Ma
         caption = "Recall@1 of each learner and of the ensemble"
         yield Plot("learners", caption, embeddings.learner_bars(metrics, learners))
     if f"first/2/{HEADLINE}" in metrics:
-        yield Plot("first", f"Recall@K of the ensemble of the first m {of}", embeddings.first_learners(metrics))
+        yield Plot("first", f"Recall@K of the ensemble of the first m {of}", embeddings.first_learners(metrics, of))
     between = ", and between learners for the same image (self pairs)" if learners > 1 else ""
     caption = (
         f"Cosine similarity{' within each learner' if between else ''} of positive and negative pairs of test images"
@@ -216,14 +216,15 @@ def _of_images(tested: Retrieved, shown: Explorer) -> Iterator[Plot]:
     if tested.best_of_learners is not None:
         caption = (
             "Queries whose nearest image is right for a single learner; the number is the rank of the nearest right "
-            "image for the best of the other learners, among all images that are searched"
+            "image for the best of the other learners, among all images that are searched; learners without such a "
+            "query are left out"
         )
         rows = queries.rows.cpu().numpy()
         drawn = galleries.easiest_queries(tested.best_of_learners, rows, records.open_image, records.class_of)
         yield Plot("easiest", caption, drawn)
     caption = (
         "Test queries and their nearest neighbours: a green tick marks the same class, a red cross another; half of "
-        "the rows were chosen because their nearest neighbour is wrong"
+        "the rows, or more if few queries are right, were chosen because their nearest neighbour is wrong"
     )
     sheet = galleries.retrieval_gallery(
         queries.cpu(), tested.searched.cpu(), tested.neighbours, tested.right, records.open_image, records.class_of

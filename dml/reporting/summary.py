@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ from tabulate import tabulate
 
 from dml.configuration.identity import label
 from dml.configuration.trainings import declared
+from dml.console import print_in_blocks
 from dml.errors import UserError
 from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import GAIN, HEADLINE, of_runs
@@ -29,10 +31,9 @@ from dml.evaluation.metric import declared as known
 from dml.evaluation.metric import metric as declared_metric
 from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
-from dml.reporting.console import print_in_blocks
 from dml.reporting.page import render
 from dml.reporting.table import monitor
-from dml.runs.collecting import BELOW, BELOW_SAYS, Group, groups, leaves
+from dml.runs.collecting import BELOW, Group, groups, leaves, said_below
 from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics
 
@@ -83,7 +84,7 @@ def write_summary(
     page, place = out / "summary.html", out / "figures"
     drawn = {
         "cost": summaries.recall_and_cost([_point(group) for group in table]),
-        "recall": course.recall_over_steps({group.label: _course(group) for group in table}),
+        "recall": _over_steps(table),
     } | {f"over_{name}": summaries.over(lines, name, _titled(metric)) for name, lines in swept.items()}
     pictures = {name: place / f"{name}.png" for name in drawn}
     texts = {
@@ -163,7 +164,7 @@ def _markdown(
     table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Difference], head: Sequence[str]
 ) -> str:
     parts = [", ".join(head), _tabulated(_cells(table, shown), "github")]
-    parts += [BELOW_SAYS] if _below(table, shown) else []
+    parts += [said] if (said := _below(table, shown)) else []
     if differ:
         parts += ["What differs:", _tabulated([_differing(one, table) for one in differ], "github")]
     return "\n\n".join(parts) + "\n"
@@ -184,9 +185,10 @@ def _differing(one: Difference, table: Sequence[Group]) -> dict[str, str]:
     return {"option": one.name if one.meant else f"{one.name} ({ALSO})"} | cells
 
 
-def _below(table: Sequence[Group], shown: Mapping[str, str]) -> bool:
-    """Returns whether a figure of the table is worse than that of its untrained network."""
-    return any(group.cell(name).endswith(BELOW) for group in table for name in shown)
+def _below(table: Sequence[Group], shown: Mapping[str, str]) -> str:
+    """Returns what the table's marks mean if a figure is worse than that of its untrained network, else nothing."""
+    some = any(group.cell(name).endswith(BELOW) for group in table for name in shown)
+    return said_below(some, [group.metrics for group in table])
 
 
 def _csv(table: Sequence[Group]) -> str:
@@ -213,6 +215,15 @@ def _point(group: Group) -> summaries.Point:
         recall=metrics[f"test/{HEADLINE}"],
         std=metrics.get(f"test/{HEADLINE}/std"),
     )
+
+
+def _over_steps(table: Sequence[Group]) -> Figure:
+    """Draws Recall@1 over steps, and says on which classes it was evaluated meanwhile."""
+    parts = [monitor(group.runs[0].metrics) for group in table]
+    if len(set(parts)) == 1:
+        return course.recall_over_steps({one.label: _course(one) for one in table}, f"Recall@1 on {parts[0]} classes")
+    lines = {f"{one.label}, on {part} classes": _course(one) for one, part in zip(table, parts, strict=True)}
+    return course.recall_over_steps(lines)
 
 
 def _course(group: Group) -> dict[int, float]:
@@ -258,8 +269,8 @@ def _print(table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Di
         print("mean±standard deviation (n - 1)")
     if any(name.startswith(f"{GAIN}/") for name in shown):
         print(f"gained: by re-ranking; of one run with its {LEVEL:.0%} interval over test classes")
-    if _below(table, shown):
-        Console().print(BELOW_SAYS, highlight=False)
+    if said := _below(table, shown):
+        Console().print(said, highlight=False)
     if told := [one for one in differ if not one.detail]:
         print_in_blocks([group.label for group in table], differing)
         if not all(one.meant for one in told):
@@ -285,7 +296,7 @@ def _html(
         details=[one for one in differ if one.detail],
         also=ALSO,
         heading=head,
-        below=BELOW_SAYS if _below(table, shown) else "",
+        below=_below(table, shown),
         headline=f"test/{HEADLINE}",
         number=declared_metric(HEADLINE).written,
         pictures={name: base64.b64encode(path.read_bytes()).decode() for name, path in pictures.items()},

@@ -6,9 +6,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dml.console import print_in_blocks
 from dml.evaluation.interval import ENDS, LEVEL
 from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
-from dml.runs.collecting import BELOW, BELOW_SAYS, below_untrained
+from dml.runs.collecting import BELOW, below_untrained, said_below
 
 LAST = {"last": "test", "best on test*": "best_on_test"}
 CHOSEN = {"chosen*": "test", "last": "last"}
@@ -41,13 +42,13 @@ def cells(metrics: Mapping[str, float], place: str, of: Sequence[Metric]) -> lis
 def marked(metrics: Mapping[str, float], of: Sequence[Metric]) -> list[str]:
     """Formats metrics of the test as `cells` does, and adds `BELOW` to those worse than the untrained network's."""
     written = cells(metrics, "test", of)
-    below = [below_untrained(metrics, f"test/{one.name}") for one in of]
-    return [cell + (BELOW if is_below else "") for cell, is_below in zip(written, below, strict=True)]
+    are_below = [below_untrained(metrics, f"test/{one.name}") for one in of]
+    return [cell + (BELOW if is_below else "") for cell, is_below in zip(written, are_below, strict=True)]
 
 
-def some_below(metrics: Mapping[str, float]) -> bool:
-    """Returns whether `marked` adds `BELOW` to a metric of the table."""
-    return any(cell.endswith(BELOW) for cell in marked(metrics, columns(metrics)))
+def below(metrics: Mapping[str, float]) -> str:
+    """Returns what `BELOW` means if `marked` adds it to a metric of the table, else an empty string."""
+    return said_below(any(cell.endswith(BELOW) for cell in marked(metrics, columns(metrics))), [metrics])
 
 
 def interval(metrics: Mapping[str, float], name: str = HEADLINE) -> list[str]:
@@ -92,21 +93,27 @@ def tested_on(metrics: Mapping[str, float]) -> str:
 def print_table(metrics: Mapping[str, float]) -> None:
     """Prints the metrics of a run, one in each line, so that any number of them fits into 80 columns."""
     shown, of = places(metrics), columns(metrics)
-    first, *others = shown
     with_interval = any(interval(metrics, one.name) for one in of)
-    table = _table(["", first, *([f"{LEVEL:.0%} interval"] if with_interval else []), *others])
-    for one in of:
-        ends = ["–".join(interval(metrics, one.name))] if with_interval else []
-        value, *beside = (_cell(metrics, place, one) for place in shown.values())
-        table.add_row(one.title, value, *ends, *beside)
+    cells_of = {title: [_cell(metrics, place, one) for one in of] for title, place in shown.items()}
+    first, *others = cells_of
+    if with_interval:
+        ends = {f"{LEVEL:.0%} interval": ["–".join(interval(metrics, one.name)) for one in of]}
+        cells_of = {first: cells_of[first]} | ends | {title: cells_of[title] for title in others}
+
+    def table_of(titles: Sequence[str]) -> Table:
+        table = _table(["", *titles])
+        for title, *row in zip([one.title for one in of], *(cells_of[title] for title in titles), strict=True):
+            table.add_row(title, *row)
+        return table
+
     console = Console()
     console.print(f"\n{tested_on(metrics)}; metrics of one run, as fractions of 1", highlight=False)
-    console.print(table)
+    print_in_blocks(list(cells_of), table_of)
     if with_interval:
         print("interval: by a bootstrap over test classes, without the change by another seed")
     print(CAPTIONS[monitor(metrics)])
-    if some_below(metrics):
-        console.print(BELOW_SAYS, highlight=False)
+    if said := below(metrics):
+        console.print(said, highlight=False)
     titles, rows = reranked(metrics)
     if rows:
         again = _table(titles)
@@ -124,5 +131,5 @@ def _table(titles: Sequence[str]) -> Table:
     """Makes a table without rows, whose first column has words and the others numbers."""
     table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=i == 0)  # titles wrap if they do not fit
+        table.add_column(title, justify="right" if i else "left", no_wrap=True)
     return table

@@ -21,9 +21,11 @@ from dml.runs.reading import read_metrics_json, reading, require
 
 BELOW = " ↓"
 
-BELOW_SAYS = (
-    "↓ below the untrained network: the same network embeds the test images better before its first step, so this "
-    "training taught it nothing that helps on the test; check the learning rate, the loss and the number of steps."
+BELOW_SAYS = "↓ below the untrained network: before its first step, the same network had a better figure on the test."
+
+HARMED = (
+    " Recall@1 and MAP@R are both below, so the training taught it nothing that helps on the test: check the learning "
+    "rate, the loss and the number of steps."
 )
 
 
@@ -95,6 +97,17 @@ def below_untrained(metrics: Mapping[str, float], name: str = f"test/{HEADLINE}"
     if before is None or name not in metrics or metric(name).higher_is_better is None:
         return False
     return before != metrics[name] and not metric(name).better(metrics[name], before)
+
+
+def said_below(some: bool, runs: Iterable[Mapping[str, float]]) -> str:
+    """Returns what `BELOW` means below a table.
+
+    Args:
+        some: whether the table has it; without it there is nothing to say.
+        runs: the metrics of each run or group in the table.
+    """
+    harmed = any(below_untrained(one) and below_untrained(one, "test/map@r") for one in runs)
+    return "" if not some else BELOW_SAYS + HARMED if harmed else BELOW_SAYS
 
 
 def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

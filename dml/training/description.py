@@ -1,18 +1,18 @@
 """Describes a model piece by piece: output shape, parameters, and flops for one image (1 flop = 1 multiply-add)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from dml.configuration.options import check
+from dml.console import print_in_blocks
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
 from dml.training.build import build_method
@@ -40,13 +40,22 @@ def print_description(config: DictConfig) -> None:
     config.runtime.train_classes = 2  # any number, since proxies are not counted
     method = build_method(config)
     pieces, total = describe(method, config.image_size)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stage", no_wrap=True)
-    for title in ("output", "parameters", "flops"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for piece in pieces:
-        table.add_row(piece.name, " x ".join(map(str, piece.shape)), f"{piece.params:,}", f"{piece.flops:,}")
-    Console().print(table)
+    cells = {
+        "output": [" x ".join(map(str, piece.shape)) for piece in pieces],
+        "parameters": [f"{piece.params:,}" for piece in pieces],
+        "flops": [f"{piece.flops:,}" for piece in pieces],
+    }
+
+    def table_of(titles: Sequence[str]) -> Table:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("stage", no_wrap=True)
+        for title in titles:
+            table.add_column(title, justify="right", no_wrap=True)
+        for name, *row in zip([piece.name for piece in pieces], *(cells[title] for title in titles), strict=True):
+            table.add_row(name, *row)
+        return table
+
+    print_in_blocks(list(cells), table_of)
     print(
         f"{type(method).__name__} on {config.image_size} x {config.image_size} pixels: {total['learners']} learners of "
         f"{total['dim'] // total['learners']}, {total['params'] / 1e7:.2f}e7 parameters, "

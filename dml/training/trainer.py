@@ -221,8 +221,8 @@ class Bar(TQDMProgressBar):
         read back a logged one at every step."""
         assert isinstance(module, Method)
         bar: Any = self.train_progress_bar
-        recall = None if bar.evaluation is None else bar.evaluation.recall
-        shown = {} if recall is None else {"Recall@1": f"{recall:.3f}"}
+        one = bar.evaluation
+        shown = {} if one is None or one.recall is None else {one.of_recall: f"{one.recall:.3f}"}
         return {"loss": float(module.terms["train/loss"])} | shown
 
     def on_train_epoch_start(self, *_: Any) -> None:

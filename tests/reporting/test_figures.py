@@ -89,6 +89,35 @@ def test_histogram_names_means(table: Embedded) -> None:
     assert [label.split(",")[0] for label in labels] == ["positive pairs", "negative pairs", "self pairs"]
 
 
+def test_classes_of_one_size_are_in_one_fifth() -> None:
+    """Else those with the lowest shares, which come first, would be the smaller ones."""
+    sizes, shares = [60] * 90 + [10] * 5 + [99] * 5, [*np.linspace(0, 1, 90), *[0.2] * 5, *[0.7] * 5]
+    (axes,) = embeddings.class_sizes(sizes, shares, "Recall@1").axes
+    mean = next(line for line in axes.lines if line.get_label() == "mean of a fifth of the classes")
+    np.testing.assert_allclose(mean.get_xydata(), [[10, 0.2], [60, 0.5], [99, 0.7]])
+
+
+def test_more_lines_than_colours_have_other_markers() -> None:
+    (axes,) = course.recall_over_steps({f"line {i}": {0: 0.1, 5: 0.2} for i in range(13)}, "Recall@1 on test").axes
+    assert len({(line.get_color(), line.get_marker()) for line in axes.lines}) == 13
+    assert axes.get_ylabel() == "Recall@1 on test"
+
+
+def test_equal_rates_are_one_line() -> None:
+    rates = [{f"train/lr/{name}": 1 / (i + 1) for name in ("backbone", "heads")} for i in range(3)]
+    records = [{"step": i, "train/loss": 1.0} | rate for i, rate in enumerate(rates)]
+    (panel,) = [axes for axes in course.curves(records).axes if axes.get_ylabel() == "learning rate"]
+    assert [line.get_label() for line in panel.lines] == ["backbone, heads"]
+
+
+def test_the_caption_says_which_learners_are_shown() -> None:
+    images = torch.rand(1, 3, 8, 8)
+    many = maps.attention_plot(images, torch.rand(1, 9, 2, 4, 4)).caption
+    assert many.startswith("What each of the first 8 of 9 learners attends to")
+    shown = maps.attention_plot(images, torch.rand(1, 2, 2, 4, 4), "each learner of the first scale").caption
+    assert shown.startswith("What each learner of the first scale attends to")
+
+
 def test_curves_follow_the_records() -> None:
     records = [
         {"step": 0, "test/recall@1": 0.1, "learners/mean/recall@1": 0.05},

@@ -25,7 +25,7 @@ class Course(Callback):
     """
 
     def __init__(self, config: DictConfig, every: int) -> None:
-        self.config = OmegaConf.to_container(config, resolve=True)
+        self.config: Any = OmegaConf.to_container(config, resolve=True)
         self.every, self.checkpoint_every = every, config.trainer.checkpoint_every
         self.last_step: int = config.trainer.max_steps
         self.signals = Signals()

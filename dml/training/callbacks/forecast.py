@@ -39,14 +39,16 @@ class Forecast(Callback):
             self.since = self._seconds(trainer)
         elif done == UNTIL and self.since is not None and self.course.last_step - trainer.global_step > UNTIL:
             each = (self._seconds(trainer) - self.since) / (UNTIL - 1)
+            reports = bool(self.course.config["report"])
             said = forecast(
                 self.course.last_step - trainer.global_step,
                 each,
                 self.course.evaluations_after(trainer.global_step),
                 self.evaluation.seconds,
+                reports,
             )
             if trainer.is_global_zero:
-                tqdm.write(f"{said}. {_memory(trainer.strategy.root_device)}", file=sys.stderr)
+                tqdm.write(f"{said}. {_memory(trainer.strategy.root_device, reports)}", file=sys.stderr)
 
     def _seconds(self, trainer: pl.Trainer) -> float:
         device = trainer.strategy.root_device
@@ -56,7 +58,7 @@ class Forecast(Callback):
         return self.timing.seconds
 
 
-def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | None) -> str:
+def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | None, reports: bool) -> str:
     """Returns a sentence, without its full stop, on the time that is left.
 
     Args:
@@ -64,15 +66,17 @@ def forecast(steps: int, each: float, evaluations: int, of_evaluation: float | N
         each: seconds of one step.
         evaluations: number of evaluations to come.
         of_evaluation: seconds of one evaluation; None: not known yet.
+        reports: whether a report follows.
     """
     parts = [f"{steps:,} steps of {each:.2g} s"]
     if evaluations:
         known = "of unknown length" if of_evaluation is None else f"of {of_evaluation:.2g} s"
         parts.append(f"{evaluations:,} evaluation{'s' if evaluations > 1 else ''} {known}")
-    return f"About {duration(steps * each + evaluations * (of_evaluation or 0))}: {', '.join(parts)}, then the report"
+    after = ", then the report" if reports else ""
+    return f"About {duration(steps * each + evaluations * (of_evaluation or 0))}: {', '.join(parts)}{after}"
 
 
-def _memory(device: torch.device) -> str:
+def _memory(device: torch.device, reports: bool) -> str:
     """Returns a sentence on the memory of this process and its GPU: their peak so far.
 
     It is unknown what the last evaluation and the report will add.
@@ -84,4 +88,4 @@ def _memory(device: torch.device) -> str:
     said = f"It takes at least {of_host / 1e9:.1f} GB of memory in each process"
     if device.type == "cuda":
         said += f" and at least {torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB of a GPU's"
-    return f"{said}, its peak so far; the report may add to it."
+    return f"{said}, its peak so far{'; the report may add to it' if reports else ''}."
