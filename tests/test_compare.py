@@ -143,7 +143,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert f"{len(CLASSES) - 5} queries of 60 classes" in said
     assert "…" not in said  # every figure has room in 80 columns
     assert re.search(r"^ *MAP@R +over classes ", said, re.MULTILINE)
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "50")
     main()
     narrow = capsys.readouterr().out
     assert "…" not in narrow
