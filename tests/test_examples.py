@@ -1,5 +1,7 @@
 """The worked examples of the documentation: each is put where a contributor would put it, and used."""
 
+import os
+import subprocess
 import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dml.configuration.composition import composed
+from dml.configuration.composition import CONF, composed
 from dml.configuration.options import check
 from dml.data.dataset import open_dataset
 from dml.errors import UserError
@@ -161,3 +163,23 @@ def test_every_method_takes_the_backbone(tmp_path: Path, method: str) -> None:
 
 
 # --8<-- [end:backbone]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["-m", "method.M=1,2"], ["protocol=random_class_split", "protocol.splits=2"]])
+def test_files_of_another_folder_are_found_by_every_training(tmp_path: Path, options: list[str]) -> None:
+    """Of a sweep, and of a protocol; the method itself lies beside them."""
+    (tmp_path / "mine.py").write_text("from dml.methods.abe import MHeads\n\n\nclass Mine(MHeads):\n    pass\n")
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    said = (CONF / "method" / "mheads.yaml").read_text().replace("dml.methods.abe.MHeads", "mine.Mine")
+    assert "mine.Mine" in said
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text(said)
+    places = [f"paths.output_dir={tmp_path / 'run'}", f"paths.cache_dir={tmp_path / 'cache'}"]
+    if "-m" in options:
+        places[0] = f"paths.sweep_dir={tmp_path / 'run'}"
+    command = [sys.executable, "-m", "dml.run", *options, f"hydra.searchpath=[file://{tmp_path / 'conf'}]", *TINY]
+    few = ["method=mine", "trainer.max_steps=1", *places]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
+    done = subprocess.run([*command, *few], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run").glob("*/metrics.json"))) == 2

@@ -190,7 +190,7 @@ def score(
     for group, own in (groups or {}).items():
         of_group = measure(lambda e, own=own: e[:, own].flatten(1))  # type: ignore[misc]
         result |= {f"{group}/{name}": value for name, value in of_group.items() if metric(name).per_learner}
-        if (own.stop - own.start) > 1:
+        if queries.embeddings[:, own].shape[1] > 1:
             result[f"{group}/self_cosine"] = self_cosine(queries.embeddings[:, own])
     if final:
         between = [measure(lambda e, m=m: cut(e)[:, :m].flatten(1)) for m in range(2, parts)]  # type: ignore[misc]

@@ -77,6 +77,15 @@ class Conventional:
         self.every, self.unit = every, unit
         self.batch_size, self.clustering, self.slices, self.seen = batch_size, clustering, slices, seen
 
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError if a protocol scores embeddings in a way of its own, and ranks them in another."""
+        super().__init_subclass__()
+        if "retrieval" in vars(cls) and "ranking" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides retrieval but not ranking, so that figures and the ranks of queries would "
+                "not be of the same search: override both."
+            )
+
     def split(self, records: Records) -> Split:
         """Splits the records into training, queries, gallery and validation, and checks the split.
 

@@ -19,7 +19,9 @@ from dml.process import check_environment, processes
 
 def task(config: DictConfig) -> float | None:
     """Carries out a run, and returns what a search over hyper-parameters maximises: see `objective`."""
-    overrides = list(HydraConfig.get().overrides.task)
+    given = HydraConfig.get().overrides
+    # Jobs and trainings of a protocol find the components of the same folders.
+    overrides = [*given.task, *(one for one in given.hydra if one.lstrip("+").startswith("hydra.searchpath="))]
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return job_of_a_sweep(config, overrides)
     check_overlay()

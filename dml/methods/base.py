@@ -216,7 +216,7 @@ class Method(TrainedModule, Waits):
             output = self._embedded(batch["image"]).of_all_ranks()
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
-                terms = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
+                terms = dict(self.objective(output, {name: gather(batch[name]) for name in ("label", "index")}))
                 # Under DDP every parameter has to take part, also those of a loss that finds no pairs in the batch, or
                 # that has no part in this step.
                 idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.distributed import gather
+from dml.errors import UserError
 
 Batch = Mapping[str, Tensor]
 
@@ -64,6 +65,19 @@ class Output:
         return Output(gather(self.raw), **{name: gather(value) for name, value in self.auxiliary.items()})
 
 
-def summed(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+class Terms(dict[str, Tensor]):
+    """Terms of losses by name. A method may add terms of its own, but replace none.
+
+    Raises:
+        UserError: (on assignment) there is a term of this name.
+    """
+
+    def __setitem__(self, name: str, term: Tensor) -> None:
+        if name in self:
+            raise UserError(f"the loss names a term {name}, which the method uses itself: give it another name.")
+        super().__setitem__(name, term)
+
+
+def summed(parts: Sequence[Mapping[str, Tensor]]) -> Terms:
     """Adds up the terms of several losses that have the same name."""
-    return {name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]}
+    return Terms({name: torch.stack([terms[name] for terms in parts]).sum() for name in parts[0]})

@@ -149,7 +149,10 @@ def _check_target(target: Any, at: str, path: Path) -> None:
         # A name may lead to another package by way of a module's imports, so the class's own module is checked.
         if isinstance(found, type) and issubclass(found, base) and found.__module__.startswith(packages):
             return
-    raise UserError(f"{path} asks for {target}, which builds no network at {at}: it is not loaded.")
+    raise UserError(
+        f"{path} asks for {target} at {at}, where no file of conf/ in the package has it: such components are trained, "
+        "but not loaded."
+    )
 
 
 @cache

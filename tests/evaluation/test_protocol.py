@@ -228,7 +228,7 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
     from hydra.types import RunMode
 
     seen = []
-    fake = SimpleNamespace(overrides=SimpleNamespace(task=[]), mode=RunMode.RUN, sweeper={})
+    fake = SimpleNamespace(overrides=SimpleNamespace(task=[], hydra=[]), mode=RunMode.RUN, sweeper={})
     monkeypatch.setattr("dml.launch.run.HydraConfig.get", lambda: fake)
     monkeypatch.setattr("dml.training.run.run", lambda config, overrides: seen.append(config.seed) or {})
     for repeat in (0, 2):
@@ -238,3 +238,8 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
             )
         )
     assert seen == [5, 7]
+
+
+def test_a_protocol_ranks_as_it_scores() -> None:
+    with pytest.raises(TypeError, match="Half overrides retrieval but not ranking"):
+        type("Half", (Conventional,), {"retrieval": Conventional.retrieval})

@@ -1,14 +1,14 @@
 """The contract of every method in conf/method."""
 
 import copy
-import re
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from dml.configuration.composition import CONF
+from dml.configuration.composition import composed
+from dml.configuration.trainings import declared
 from dml.errors import UserError
 from dml.methods.base import Batch, Method, Output
 from dml.training.complexity import complexity
@@ -16,11 +16,11 @@ from tests.components import components
 from tests.conftest import loss_of
 
 METHODS = components("method")
-# Those with an option that says how many learners they have.
+# Those with one option that says how many learners they have.
 COUNTED = [
-    (name, option)
+    (name, counted[0])
     for name in METHODS
-    for option in re.findall(r"^ *([MNK]): ", (CONF / "method" / f"{name}.yaml").read_text(), re.MULTILINE)
+    if len(counted := declared(composed(f"method={name}").method, "counted_by")) == 1
 ]
 MethodOf = Callable[..., Method]
 
@@ -74,7 +74,12 @@ def test_what_learns_at_the_rate_of_the_head(method_of: MethodOf, name: str) -> 
     groups = {group["name"]: group for group in method.optimizer_alone().param_groups}
     assert (groups["backbone"]["lr"], groups["head"]["lr"]) == (0.5, 3.5)
     found = {names[id(parameter)] for parameter in groups["head"]["params"]}
-    assert found == {said for said in names.values() if said.startswith(FRESH[name])}
+    if name in FRESH:
+        expected = {said for said in names.values() if said.startswith(FRESH[name])}
+    else:  # a method that is new here, and the losses' own parameters
+        modules = [*method.new_modules(), method.losses]
+        expected = {names[id(parameter)] for module in modules for parameter in module.parameters()}
+    assert found == expected
 
 
 def test_the_adversary_is_not_counted_as_part_of_the_network(method_of: MethodOf) -> None:

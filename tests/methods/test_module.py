@@ -100,6 +100,17 @@ def test_parameters_of_a_loss_that_finds_nothing_take_part(
     assert all(parameter.grad is not None for parameter in method.losses.parameters())
 
 
+def test_a_method_replaces_no_term_of_a_loss(method_of: Callable[..., Method]) -> None:
+    """Also a method that is not dml's own; terms of one loss for each learner are added up."""
+    method = method_of("method=mheads", "method.M=2", "loss=margin")
+    output = method.learners(torch.rand(6, 3, 32, 32))
+    terms = method.objective(output, {"label": torch.arange(3).repeat(2), "index": torch.arange(6)})
+    terms["mine"] = torch.zeros(())
+    name = next(iter(terms))
+    with pytest.raises(UserError, match=rf"^the loss names a term {name}, which the method uses itself"):
+        terms[name] = torch.zeros(())
+
+
 def test_a_loss_does_not_take_the_name_of_a_methods_own_term(method_of: Callable[..., Method]) -> None:
     class Apart(nn.Module):
         def forward(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:

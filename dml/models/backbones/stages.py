@@ -70,11 +70,23 @@ class Stages(nn.Module):
         return self.tapped(x, ())[0]
 
     def tapped(self, x: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Does the same as `forward`, and also returns the outputs of the stages in `names`; others are ignored."""
+        """Does the same as `forward`, and also returns the outputs of the stages in `names`; others are ignored.
+
+        Raises:
+            UserError: features are stored that lie behind one of these stages.
+        """
         taps = {}
         passed = -1
         if isinstance(x, Stored):  # the first stages have been applied already
-            passed, x = list(self.stages).index(x.stage), x.map()
+            passed = list(self.stages).index(x.stage)
+            if lost := set(names) & set(list(self.stages)[:passed]):
+                raise UserError(
+                    f"dataset.cache=features keeps what stage {x.stage} gives, but the method also sees that of "
+                    f"{min(lost)}: train more stages with backbone.train=last:N, or choose another dataset.cache."
+                )
+            x = x.map()
+            if list(self.stages)[passed] in names:
+                taps[list(self.stages)[passed]] = x
         for name, stage in islice(self.stages.items(), passed + 1, None):
             x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
             if name in names:
