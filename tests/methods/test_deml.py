@@ -339,7 +339,7 @@ def test_figures_of_the_scales_and_pictures_of_the_boxes(configure: Callable[...
     assert min(played) > 0
     page = (folder / "report.html").read_text()
     assert 'alt="The part of some test images that each scale sees' in page
-    assert 'alt="What each learner attends to' in page
+    assert 'alt="What each learner of the first scale attends to' in page
     assert "<th>scale</th>" in page
 
 
