@@ -128,7 +128,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
             r"optimizer\.fused=true cannot be used with trainer\.precision=bf16-mixed and trainer\.gradient_clip_val",
         ),
         (["+trainer.gradient_clip_algorithm=value"], r"clips nothing without a limit: set trainer\.gradient_clip_val"),
-        (["+logger.artifacts=true"], "sends files to W&B: choose logger=wandb"),
+        (["+logger.wandb.artifacts=true"], r"logger\.wandb\.artifacts=true is no component"),
         (["trainer.accelerator=mps"], r"trainer\.accelerator=mps .* 'cpu'"),
         (["trainer.strategy=ddp_spawn"], r"trainer\.strategy=ddp_spawn .* 'ddp'"),
         (

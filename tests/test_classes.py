@@ -13,6 +13,7 @@ from dml.errors import UserError
 from dml.papers.catalogue import read_experiment
 from dml.papers.classes import ByClass, keep_classes, kept
 from dml.papers.experiment import Experiment
+from dml.papers.page import markdown
 from dml.papers.records import record_finished
 from dml.papers.trainings import folder_of
 from dml.runs.folder import RunFolder
@@ -133,9 +134,11 @@ def test_a_comparison_of_seeds_that_both_have_replaces_one_of_others(
     folders["base"][1].rename(folders["base"][1].with_name("seed=7"))
     record_finished(two, [], tmp_path / "out")
     assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 1], [2, 1]]
+    assert "seeds that both rows have" not in markdown(read_experiment("us/table1"))
     aside.rename(folders["base"][0])
     record_finished(two, [], tmp_path / "out")
     assert [one.runs for one in read_experiment("us/table1").compared] == [[1, 1], [1, 1]]
+    assert "Differences are over the seeds that both rows have." in markdown(read_experiment("us/table1"))
 
 
 def test_classes_of_any_name_are_kept(two: Experiment, train: Train, tmp_path: Path) -> None:

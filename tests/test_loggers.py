@@ -155,7 +155,7 @@ def test_wandb_has_the_pictures_and_tables_of_the_page_and_keeps_artifacts(
     (place / "checkpoints").mkdir(parents=True)
     (place / "checkpoints" / "damaged.ckpt").write_text("of an earlier attempt")
     (place / "config.yaml").write_text("runtime: {}\nmethod: {}\n")
-    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "logger.artifacts=true", "trainer.max_steps=2"]
+    options = [*TINY, "method=abe", "method.M=2", "logger=wandb", "logger.wandb.artifacts=true", "trainer.max_steps=2"]
     options += ["report=true", "rerank=alpha_qe"]
     run(configure(*options), options)
     records, _ = read_back(place)

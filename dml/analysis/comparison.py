@@ -20,7 +20,7 @@ from rich.text import Text
 
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
-from dml.console import print_in_blocks
+from dml.console import print_columns
 from dml.errors import UserError
 from dml.evaluation import interval
 from dml.evaluation.interval import LEVEL
@@ -267,19 +267,9 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
 
 def _print(rows: Sequence[Sequence[str]], both: Paired, draws: int) -> None:
     """Prints a row of cells for each metric and way of drawing, in several tables if they do not fit side by side."""
-    titles = ("A", "B", "B - A", "interval", "p")
-
-    def table_of(some: Sequence[str]) -> Table:
-        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for _ in range(2):
-            table.add_column("", no_wrap=True)
-        for title in some:
-            table.add_column(title, justify="right", no_wrap=True)
-        for metric_title, over, *cells in rows:
-            table.add_row(metric_title, over, *(cells[titles.index(title)] for title in some))
-        return table
-
     runs = f", means of {both.runs[0]} and {both.runs[1]} runs" if max(both.runs) > 1 else ""
     print(f"\n{len(both.classes)} queries of {len(np.unique(both.classes))} classes{runs}")
-    print_in_blocks(titles, table_of)
+    titles = ("A", "B", "B - A", "interval", "p")
+    columns = zip(titles, list(zip(*rows, strict=True))[2:], strict=True)
+    print_columns([row[:2] for row in rows], dict(columns))
     print(f"interval: {LEVEL:.0%}, percentiles of {draws} paired draws")

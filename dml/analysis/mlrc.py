@@ -13,9 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from scipy.stats import t
 from tqdm import tqdm
@@ -23,7 +21,7 @@ from tqdm import tqdm
 from dml.configuration.identity import repeats
 from dml.configuration.ranges import WholeNumber, check_value
 from dml.configuration.trainings import axes_of
-from dml.console import print_in_blocks
+from dml.console import print_columns
 from dml.errors import UserError
 from dml.evaluation.interval import LEVEL
 from dml.evaluation.metric import metric, of_queries
@@ -299,21 +297,11 @@ def _print(one: Aggregate) -> None:
                 for name, (mean, error) in zip(of_queries(), values, strict=True)
             ]
             rows.append((f"{kind} {width}-d,", over, *cells))
-    titles = [metric(name).title for name in of_queries()]
-
-    def table_of(some: Sequence[str]) -> Table:
-        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-        for _ in range(2):
-            table.add_column("", overflow="fold")
-        for title in some:
-            table.add_column(title, justify="right", no_wrap=True)
-        for name, over, *cells in rows:
-            table.add_row(name, over, *(cells[titles.index(title)] for title in some))
-        return table
-
     console = Console()
     console.print(Text(f"\n{one.label}: {len(one.models)} trainings, {one.folds} folds"))
-    print_in_blocks(titles, table_of)
+    titles = [metric(name).title for name in of_queries()]
+    columns = zip(titles, list(zip(*rows, strict=True))[2:], strict=True)
+    print_columns([row[:2] for row in rows], dict(columns))
     console.print(
         "One collection: a spread needs several repetitions."
         if len(one.collections) == 1

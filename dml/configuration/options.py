@@ -89,15 +89,12 @@ OPTIMIZER: dict[str, Any] = {"layer_decay": Annotated[float, Field(gt=0, le=1)]}
 
 SCHEDULER: dict[str, Any] = {"unit": Literal["step", "epoch"], "warm_up": WholeNumber, "length": Count | None}
 
-LOGGER: dict[str, Any] = {"artifacts": bool}  # see `dml.training.loggers.log_artifacts`
-
 OWN = {
     "dataset": DATASET,
     "transform": TRANSFORM,
     "backbone": BACKBONE,
     "optimizer": OPTIMIZER,
     "scheduler": SCHEDULER,
-    "logger": LOGGER,
 }
 
 # Arguments that the build gives to a group's component itself, so that no option may set them.
@@ -143,8 +140,6 @@ def check_plain(container: Mapping[str, Any]) -> None:
         if name == "trainer":
             _check_trainer(value)
         elif name != "paths":
-            if name == "logger" and isinstance(value, Mapping) and value.get("artifacts") and "wandb" not in value:
-                raise UserError("logger.artifacts=true sends files to W&B: choose logger=wandb too.")
             value = _check_own(name, value, OWN.get(name, {}))
             if name == "transform":
                 for part, steps in ((part, value.get(part)) for part in ("train", "test")):

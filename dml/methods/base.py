@@ -20,15 +20,15 @@ from dml.errors import UserError
 from dml.figures.plot import Plot
 from dml.losses import Loss, functional
 from dml.methods.module import TrainedModule
-from dml.methods.output import Batch, Output, summed
+from dml.methods.output import Batch, Output, Terms, summed
 from dml.methods.pieces import embed_in_pieces
 from dml.models.backbones.stages import Stages
 from dml.models.heads import Head
 from dml.models.stored import Stored
 from dml.models.weights import Source
 
-# Names in a training's log that methods give themselves; a term of a loss with such a name would be lost.
-TAKEN = frozenset({"activation", "adversary", "divergence", "embeddings", "hinge", "loss", "zero_shot"})
+# Names in a training's log that are no terms; a term of a loss with such a name would be lost.
+TAKEN = frozenset({"embeddings", "loss"})
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -194,7 +194,7 @@ class Method(TrainedModule, Waits):
         """Computes the terms of the i-th loss on embeddings and norms from `Output.learner` or `Output.ensemble`.
 
         Raises:
-            UserError: the loss names a term as a method names its own.
+            UserError: the loss names a term as the log names something else.
         """
         embeddings, norms = part
         known = {"norms": norms, "index": batch["index"], **output.auxiliary}
@@ -202,7 +202,7 @@ class Method(TrainedModule, Waits):
         if not isinstance(value, dict):
             return {"metric": value}
         if taken := TAKEN & value.keys():
-            raise UserError(f"the loss names a term {min(taken)}, which methods use themselves: give it another name.")
+            raise UserError(f"the loss names a term {min(taken)}, which every training logs: give it another name.")
         return value
 
     def compute_terms(self, batch: Batch) -> dict[str, Tensor]:
@@ -216,13 +216,13 @@ class Method(TrainedModule, Waits):
             output = self._embedded(batch["image"]).of_all_ranks()
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
-                terms = dict(self.objective(output, {name: gather(batch[name]) for name in ("label", "index")}))
+                terms = Terms(self.objective(output, {name: gather(batch[name]) for name in ("label", "index")}))
                 # Under DDP every parameter has to take part, also those of a loss that finds no pairs in the batch, or
                 # that has no part in this step.
                 idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
                 if idle:
                     first = next(iter(terms))
-                    terms[first] = terms[first] + 0 * torch.stack(idle).sum()
+                    terms.update({first: terms[first] + 0 * torch.stack(idle).sum()})
                 if self.activation_decay:
                     weights = [layer.weight for layer in self.projections()]
                     terms["activation"] = functional.activation_decay(

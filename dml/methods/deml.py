@@ -23,6 +23,7 @@ from dml.figures.plot import Plot
 from dml.losses import functional
 from dml.methods.balance import ratios
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output
+from dml.methods.output import Terms
 from dml.models.attention import ChannelAttention, ObjectAttention, crop_and_zoom, object_boxes
 from dml.models.backbones.stages import Backbone, Stages
 from dml.models.backbones.start import enlarge_input
@@ -259,7 +260,7 @@ class DeML(Method):
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
         """Computes the mean of the learners' losses (eq. 5) and what keeps the learners of a scale apart (eq. 4)."""
-        terms = {name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()}
+        terms = Terms({name: term / (self.I * self.J) for name, term in super().objective(output, batch).items()})
         metric = torch.stack(list(terms.values())).sum()
         name, seen = "hinge", output.raw
         if self.adversaries:

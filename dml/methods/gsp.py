@@ -20,6 +20,7 @@ from dml.figures.plot import Plot
 from dml.losses.zero_shot import ZeroShotPrediction
 from dml.methods.base import Batch, NewHead, NewLoss, Output
 from dml.methods.baseline import Baseline
+from dml.methods.output import Terms
 from dml.models.backbones.stages import Backbone
 from dml.models.gsp import GSPHead
 
@@ -106,7 +107,9 @@ class GSP(Baseline):
             value = 0 * self.zero_shot.embeddings.sum()
         else:
             value = self.lambda_zs * self.zero_shot(attributes, batch["label"])
-        return {name: (1 - self.lambda_zs) * term for name, term in terms.items()} | {"zero_shot": value}
+        terms = Terms({name: (1 - self.lambda_zs) * term for name, term in terms.items()})
+        terms["zero_shot"] = value
+        return terms
 
     def on_after_backward(self) -> None:
         super().on_after_backward()

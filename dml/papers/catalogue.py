@@ -107,20 +107,8 @@ def _with_record(experiment: Experiment) -> Experiment:
             f"{experiment.record} is damaged ({error}): take it back from git, or move it away and record again."
         ) from error
     trials = [one | {"trials": [Trial(**trial) for trial in one["trials"]]} for one in kept.get("tuned", [])]
-    tuned = [one for one in (Tuned(**said) for said in trials) if one.row in experiment.rows]
-    searches = [experiment.search(experiment.rows[one.row], one.changes) for one in tuned]
-    tuned = [one for one, search in zip(tuned, searches, strict=True) if search is not None and search.key == one.key]
-    experiment = replace(experiment, tuned=tuned)
-    now: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
-
-    def current(one: Measurement) -> bool:
-        changes = tuple(one.changes)
-        if changes not in now:
-            trainings = experiment.trainings(seeds=[0], changes=changes)
-            now[changes] = {(training.row, training.part): training.key for training in trainings}
-        return now[changes].get((one.row, one.part)) == one.key
-
-    measured = [one for one in (Measurement(**said) for said in kept["measured"]) if current(one)]
+    experiment = replace(experiment, tuned=experiment.current_searches(Tuned(**said) for said in trials))
+    measured = experiment.current(Measurement(**said) for said in kept["measured"])
     settings = {(one.row, one.part, tuple(one.changes)) for one in measured}
     compared = [Compared(**said) for said in kept["compared"]]
     compared = [

@@ -178,6 +178,28 @@ class Experiment:
         wanted = (training.row, training.part, training.key, training.seed)
         return any((one.row, one.part, one.key, one.seed) == wanted for one in self.measured)
 
+    def current(self, found: Iterable[Measurement]) -> list[Measurement]:
+        """Returns the measurements of rows that are there and have the options that were trained."""
+        keys: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+        kept = []
+        for one in found:
+            if (changes := tuple(one.changes)) not in keys:
+                trainings = self.trainings(seeds=[0], changes=changes)
+                keys[changes] = {(training.row, training.part): training.key for training in trainings}
+            if keys[changes].get((one.row, one.part)) == one.key:
+                kept.append(one)
+        return kept
+
+    def current_searches(self, found: Iterable[Tuned]) -> list[Tuned]:
+        """Does the same for searches.
+
+        Raises:
+            UserError: as `search`.
+        """
+        of_rows = [one for one in found if one.row in self.rows]
+        now = [self.search(self.rows[one.row], one.changes) for one in of_rows]
+        return [one for one, search in zip(of_rows, now, strict=True) if search is not None and search.key == one.key]
+
     def of_row(self, row: Row, part: str) -> tuple[str, ...]:
         """Returns all overrides of a row in a part, without the seed."""
         return (*self.overrides, *self.parts[part].overrides, *(row.overrides or []))

@@ -115,7 +115,7 @@ def keep(
     with alone(experiment.record.parent / ".lock"):  # no other process writes records of this paper at the same time
         before = read_experiment(experiment.name)  # another process may have recorded meanwhile
         all_of_them = {place(one): one for one in before.measured}
-        of_rows, searches = _as_they_are(before, found), _searched(before, tuned)
+        of_rows, searches = before.current(found), before.current_searches(tuned)
         for kind, lost in (("measurements", len(found) - len(of_rows)), ("searches", len(tuned) - len(searches))):
             if lost:
                 print(f"Not recorded: {lost} {kind} of rows of {before.name} that are gone or have other options now.")
@@ -138,23 +138,6 @@ def keep(
         }
         write_atomically(experiment.record, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     return experiment.record
-
-
-def _as_they_are(experiment: Experiment, found: Sequence[Measurement]) -> list[Measurement]:
-    """Returns the measurements of rows that still have the options that were trained."""
-    keys = {
-        (training.row, training.part, tuple(changes)): training.key
-        for changes in {tuple(one.changes) for one in found}
-        for training in experiment.trainings(seeds=[0], changes=changes)
-    }
-    return [one for one in found if keys.get((one.row, one.part, tuple(one.changes))) == one.key]
-
-
-def _searched(experiment: Experiment, tuned: Sequence[Tuned]) -> list[Tuned]:
-    """Returns the searches that rows still need."""
-    found = [one for one in tuned if one.row in experiment.rows]
-    now = [experiment.search(experiment.rows[one.row], one.changes) for one in found]
-    return [one for one, search in zip(found, now, strict=True) if search is not None and search.key == one.key]
 
 
 def _tell_dropped(read: Experiment) -> None:

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from dml.console import print_in_blocks
+from dml.console import print_columns
 from dml.evaluation.interval import ENDS, LEVEL
 from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
 from dml.runs.collecting import BELOW, below_untrained, said_below
@@ -100,15 +98,9 @@ def print_table(metrics: Mapping[str, float]) -> None:
         ends = {f"{LEVEL:.0%} interval": ["–".join(interval(metrics, one.name)) for one in of]}
         cells_of = {first: cells_of[first]} | ends | {title: cells_of[title] for title in others}
 
-    def table_of(titles: Sequence[str]) -> Table:
-        table = _table(["", *titles])
-        for title, *row in zip([one.title for one in of], *(cells_of[title] for title in titles), strict=True):
-            table.add_row(title, *row)
-        return table
-
     console = Console()
     console.print(f"\n{tested_on(metrics)}; metrics of one run, as fractions of 1", highlight=False)
-    print_in_blocks(list(cells_of), table_of)
+    print_columns([[one.title] for one in of], cells_of)
     if with_interval:
         print("interval: by a bootstrap over test classes, without the change by another seed")
     print(CAPTIONS[monitor(metrics)])
@@ -116,20 +108,9 @@ def print_table(metrics: Mapping[str, float]) -> None:
         console.print(said, highlight=False)
     titles, rows = reranked(metrics)
     if rows:
-        again = _table(titles)
-        for row in rows:
-            again.add_row(*row)
-        console.print(again)
+        print_columns([row[:1] for row in rows], dict(zip(titles[1:], list(zip(*rows, strict=True))[1:], strict=True)))
         console.print(RERANKING_SAYS, highlight=False, markup=False)
 
 
 def _cell(metrics: Mapping[str, float], place: str, of: Metric) -> str:
     return (marked(metrics, [of]) if place == "test" else cells(metrics, place, [of]))[0]
-
-
-def _table(titles: Sequence[str]) -> Table:
-    """Makes a table without rows, whose first column has words and the others numbers."""
-    table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i else "left", no_wrap=True)
-    return table

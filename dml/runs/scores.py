@@ -1,6 +1,5 @@
 """Files about a run's test images: the metrics of each query and, for some protocols, the embeddings."""
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dml.data.check import digest
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.evaluation.evaluator import Embedded
@@ -69,7 +69,7 @@ def write_scores(
         common = os.path.commonpath([os.path.dirname(path) for path in paths])  # data may move to another folder
         arrays = {"paths": np.array([os.path.relpath(path, common) for path in paths]), "classes": names}
         if split.gallery is not None:
-            arrays["gallery"] = np.array(_digest(records, split, common))
+            arrays["gallery"] = np.array(_of_gallery(records, split, common))
         _save(folder / QUERIES, **arrays, best_rank=ranking.best_rank, **ranking.values)
     if protocol.keeps_embeddings:
         embedded = embedded.cpu()
@@ -82,16 +82,14 @@ def write_scores(
         _save(folder / EMBEDDINGS, **arrays)
 
 
-def _digest(records: Records, split: Split, common: str) -> str:
+def _of_gallery(records: Records, split: Split, common: str) -> str:
     """Returns a digest of a separate gallery, the same wherever the data lie, and of all cameras that count."""
-    digest = hashlib.sha256()
     assert split.gallery is not None
     rows = np.sort(split.gallery)
-    for path, label in zip(records.paths[rows].tolist(), records.labels[rows].tolist(), strict=True):
-        digest.update(f"{os.path.relpath(os.path.abspath(path), common)}\n{records.class_names[label]}\n".encode())
-    if split.cameras is not None:
-        digest.update(split.cameras[np.concatenate([split.query, rows])].astype(np.int64).tobytes())
-    return digest.hexdigest()[:16]
+    cameras = "" if split.cameras is None else str(split.cameras[np.concatenate([split.query, rows])].tolist())
+    images = zip(records.paths[rows].tolist(), records.labels[rows].tolist(), strict=True)
+    names = ((os.path.relpath(os.path.abspath(path), common), records.class_names[label]) for path, label in images)
+    return digest(cameras, (f"\n{path}\n{name}" for path, name in names))
 
 
 def read_queries(folder: Path) -> Queries:

@@ -1,18 +1,16 @@
 """Describes a model piece by piece: output shape, parameters, and flops for one image (1 flop = 1 multiply-add)."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from torch import nn
 
 from dml.configuration.options import check
-from dml.console import print_in_blocks
+from dml.console import print_columns
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
 from dml.training.build import build_method
@@ -45,17 +43,7 @@ def print_description(config: DictConfig) -> None:
         "parameters": [f"{piece.params:,}" for piece in pieces],
         "flops": [f"{piece.flops:,}" for piece in pieces],
     }
-
-    def table_of(titles: Sequence[str]) -> Table:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        table.add_column("stage", no_wrap=True)
-        for title in titles:
-            table.add_column(title, justify="right", no_wrap=True)
-        for name, *row in zip([piece.name for piece in pieces], *(cells[title] for title in titles), strict=True):
-            table.add_row(name, *row)
-        return table
-
-    print_in_blocks(list(cells), table_of)
+    print_columns([[piece.name] for piece in pieces], cells)
     print(
         f"{type(method).__name__} on {config.image_size} x {config.image_size} pixels: {total['learners']} learners of "
         f"{total['dim'] // total['learners']}, {total['params'] / 1e7:.2f}e7 parameters, "

@@ -11,9 +11,8 @@ from omegaconf import DictConfig
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from dml.configuration.components import instantiate, without
+from dml.configuration.components import instantiate
 from dml.configuration.composition import going_on
-from dml.configuration.options import LOGGER
 from dml.distributed import is_first
 from dml.errors import UserError, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
@@ -126,7 +125,7 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
 
 
 def _asked_for(config: DictConfig) -> list[Logger]:
-    return [instantiate(one) for one in without(config.logger, LOGGER).values()]
+    return [instantiate(one) for one in config.logger.values()]
 
 
 def _finish_loggers(code: int) -> None:

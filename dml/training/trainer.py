@@ -221,9 +221,11 @@ class Bar(TQDMProgressBar):
         read back a logged one at every step."""
         assert isinstance(module, Method)
         bar: Any = self.train_progress_bar
-        one = bar.evaluation
-        shown = {} if one is None or one.recall is None else {one.of_recall: f"{one.recall:.3f}"}
-        return {"loss": float(module.terms["train/loss"])} | shown
+        shown: dict[str, Any] = {"loss": float(module.terms["train/loss"])}
+        if (one := bar.evaluation) is not None and one.recall is not None:
+            of = "" if one.parts.split.monitor == "test" else f"{one.parts.split.monitor} "
+            shown[f"{of}Recall@1"] = f"{one.recall:.3f}"
+        return shown
 
     def on_train_epoch_start(self, *_: Any) -> None:
         """Does nothing: an epoch of Lightning is the whole run, or one repeated batch."""

@@ -125,7 +125,8 @@ def test_what_was_searched_is_told_by_the_scores(tmp_path: Path) -> None:
         return read_queries(tmp_path).gallery
 
     whole = gallery("a", Split(TRAIN, QUERY, GALLERY))
-    assert len(whole) == 16
+    assert len(whole) == 32
+    assert gallery("a\udce9", Split(TRAIN, QUERY, GALLERY)) == whole  # a name that is no UTF-8
     assert gallery("b/c", Split(TRAIN, QUERY, GALLERY[::-1])) == whole
     assert gallery("a", Split(TRAIN, np.concatenate([QUERY, GALLERY]), None)) == ""
     splits = Split(TRAIN, QUERY, GALLERY[:-1]), Split(TRAIN, QUERY, GALLERY, cameras=np.arange(12))

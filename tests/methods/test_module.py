@@ -118,7 +118,7 @@ def test_a_loss_does_not_take_the_name_of_a_methods_own_term(method_of: Callable
 
     method = method_of("method=abe", "method.M=2")
     method.losses = nn.ModuleList([Loss(Apart()), Loss(Apart())])
-    with pytest.raises(UserError, match=r"^the loss names a term divergence, which methods use themselves: "):
+    with pytest.raises(UserError, match=r"^the loss names a term divergence, which the method uses itself: "):
         objective_of(method, torch.randn(4, 2, 12), torch.tensor([0, 0, 1, 1]))
 
 

@@ -28,6 +28,7 @@ from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
 from dml.models.backbones.trained import choose_trained
+from dml.models.stored import Stored
 from dml.models.tokens import entering
 from dml.training import trainer
 from dml.training.complexity import counted
@@ -630,3 +631,15 @@ def test_imagenet_mobilenet_from_the_data_folder(data_dir: Path) -> None:
     net.load_state_dict(state, strict=False)
     with torch.no_grad():
         equals(backbone(images()), net.features.eval()(images()))
+
+
+def test_stored_features_lie_behind_no_stage_that_is_asked_for() -> None:
+    stages = small()
+    names = list(stages.stages)
+    maps = stages.first(2)(torch.rand(2, 3, 16, 16))
+    kept = Stored.of(maps.flatten(2).transpose(1, 2), names[1], 0, maps.shape[2])
+    found = stages.tapped(kept, names[1:])[1]
+    assert list(found) == names[1:]
+    assert torch.equal(found[names[1]], maps)
+    with pytest.raises(UserError, match=rf"keeps what stage {names[1]} gives, .* sees that of {names[0]}"):
+        stages.tapped(kept, names[:1])

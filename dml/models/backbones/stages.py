@@ -78,15 +78,16 @@ class Stages(nn.Module):
         taps = {}
         passed = -1
         if isinstance(x, Stored):  # the first stages have been applied already
-            passed = list(self.stages).index(x.stage)
-            if lost := set(names) & set(list(self.stages)[:passed]):
+            order = list(self.stages)
+            passed = order.index(x.stage)
+            if lost := set(names) & set(order[:passed]):
                 raise UserError(
                     f"dataset.cache=features keeps what stage {x.stage} gives, but the method also sees that of "
                     f"{min(lost)}: train more stages with backbone.train=last:N, or choose another dataset.cache."
                 )
             x = x.map()
-            if list(self.stages)[passed] in names:
-                taps[list(self.stages)[passed]] = x
+            if order[passed] in names:
+                taps[order[passed]] = x
         for name, stage in islice(self.stages.items(), passed + 1, None):
             x = _recomputed(stage, x) if self.checkpointing and torch.is_grad_enabled() else stage(x)
             if name in names:

@@ -9,7 +9,7 @@ from pytorch_lightning.callbacks import Callback
 
 from dml.analysis.reranked import reranked
 from dml.evaluation.evaluator import Embedded, embed_rows
-from dml.evaluation.metric import HEADLINE, metric
+from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.splits import EvaluatedPart
 from dml.methods.base import Method
@@ -28,7 +28,7 @@ class Evaluation(Callback):
         untrained: test metrics before the first step.
         latest: metrics and embeddings of this step's evaluation; None: there was none.
         seconds: time of the last evaluation; None: there was none since the start or the resume.
-        recall, of_recall: its Recall@1, and what that is called.
+        recall: its Recall@1.
     """
 
     def __init__(self, course: Course, timing: Timing, parts: Parts) -> None:
@@ -37,7 +37,6 @@ class Evaluation(Callback):
         self.latest: tuple[dict[str, float], Embedded] | None = None
         self.seconds: float | None = None
         self.recall: float | None = None
-        self.of_recall = metric(HEADLINE).title
 
     def state_dict(self) -> dict[str, Any]:
         return {"untrained": self.untrained}
@@ -73,7 +72,6 @@ class Evaluation(Callback):
                 metrics[f"seen/{HEADLINE}"] = self._among_training_images(trainer)
         self.seconds = time.perf_counter() - began
         self.recall = metrics[f"{part}/{HEADLINE}"]
-        self.of_recall = metric(HEADLINE).title if part == "test" else f"{part} {metric(HEADLINE).title}"
         log.info("step %d: Recall@1 %.4f on %s", trainer.global_step, self.recall, part)
         self.publish(trainer, metrics)
         return metrics, embedded

@@ -68,8 +68,7 @@ class Report(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Sends the artifacts, after the last checkpoint."""
-        assert isinstance(self.course.config, dict)
-        if self.tables is not None and self.course.config["logger"].get("artifacts"):
+        if self.tables is not None and self.course.config["logger"].get("wandb", {}).get("artifacts"):
             log_artifacts(trainer.loggers, self.folder.path, self.tables)
 
     def _test_the_best(self, trainer: pl.Trainer) -> None:
