@@ -238,7 +238,9 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     timing = Timing()
     timing.seconds = 400.0  # before the resume
     trainer = SimpleNamespace(max_steps=600, global_step=500, is_global_zero=True, progress_bar_callback=bar)
-    evaluation = Evaluation(cast(Course, SimpleNamespace(evaluations_after=lambda step: 3)), timing, cast(Parts, None))
+    parts = SimpleNamespace(split=SimpleNamespace(monitor="test"))
+    course = SimpleNamespace(evaluations_after=lambda step: 3)
+    evaluation = Evaluation(cast(Course, course), timing, cast(Parts, parts))
     evaluation.seconds = 20.0
     trainer.callbacks = [timing, evaluation, bar]
     bar._trainer = trainer
@@ -261,5 +263,9 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     trainer.global_step = 530
     bar.on_train_batch_end(trainer, method)
     assert "loss=0.25" in str(bar.train_progress_bar)
-    assert "Recall@1=0.662" in str(bar.train_progress_bar)
+    assert ", Recall@1=0.662" in str(bar.train_progress_bar)
+    parts.split.monitor = "validation"
+    trainer.global_step = 540
+    bar.on_train_batch_end(trainer, method)
+    assert ", validation Recall@1=0.662" in str(bar.train_progress_bar)
     bar.train_progress_bar.close()
