@@ -4,19 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.neighbours import nearest
+from dml.figures.fonts import fitting, write
 from dml.figures.style import GREY, RIGHT, WRONG, thumbnail
 
-FONTS = f"{matplotlib.get_data_path()}/fonts/ttf/"
-
 SIDE = 72  # of a thumbnail, in pixels
+
+SMALL = 10  # pixels of the names below thumbnails
 
 QUERIES = 10  # of each learner in `easiest_queries`
 
@@ -79,18 +79,15 @@ def sheet(lines: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]], column
         columns: thumbnails that a row has room for.
         side: of a thumbnail, in pixels.
     """
-    font, small = (ImageFont.truetype(FONTS + "DejaVuSans.ttf", size) for size in (12, 10))
     step, above, below = side + 8, 20, 18 if any(word for _, tiles in lines for _, word in tiles) else 4
     height = above + side + below
     sheet = Image.new("RGB", (step * columns, height * len(lines)), "white")
     draw = ImageDraw.Draw(sheet)
     for y, (title, tiles) in enumerate(lines):
-        draw.text((4, y * height + 3), title, fill="black", font=font)
+        write(draw, (4, y * height + 3), title, 12)
         for x, (picture, word) in enumerate(tiles):
             sheet.paste(picture, (x * step, y * height + above))
-            draw.text(
-                (x * step + 4, y * height + above + side + 2), fitting(word, small, side), fill="black", font=small
-            )
+            write(draw, (x * step + 4, y * height + above + side + 2), fitting(word, SMALL, side), SMALL)
     return sheet
 
 
@@ -177,17 +174,15 @@ def retrieval_gallery(
     """
     rows = _half_wrong(torch.as_tensor(right), count)
     places = neighbours.indices
-    font = ImageFont.truetype(FONTS + "DejaVuSans-Bold.ttf", 13)
-    small = ImageFont.truetype(FONTS + "DejaVuSans.ttf", 10)
     step, gap, below = side + 8, 24, 16
     sheet = Image.new("RGB", (step * (places.shape[1] + 1) + gap, (step + below) * len(rows) + 20), "white")
     draw = ImageDraw.Draw(sheet)
-    draw.text((4, 2), "query", fill="black", font=font)
-    draw.text((step + gap, 2), "nearest neighbours, nearest first", fill="black", font=font)
+    write(draw, (4, 2), "query", 13, "-Bold")
+    write(draw, (step + gap, 2), "nearest neighbours, nearest first", 13, "-Bold")
     for y, query in enumerate(rows):
         top, own = 20 + y * (step + below), int(queries.rows[query])
         sheet.paste(thumbnail(open_image(own), side, GREY), (0, top))
-        draw.text((2, top + side + 1), fitting(name(own), small, side), fill="black", font=small)
+        write(draw, (2, top + side + 1), fitting(name(own), SMALL, side), SMALL)
         for x, place in enumerate(places[query]):
             row = int(searched.rows[int(place)])
             good = bool(searched.labels[int(place)] == queries.labels[query])
@@ -195,18 +190,8 @@ def retrieval_gallery(
             mark(picture, good)
             left = gap + (x + 1) * step
             sheet.paste(picture, (left, top))
-            draw.text((left + 2, top + side + 1), fitting(name(row), small, side), fill="black", font=small)
+            write(draw, (left + 2, top + side + 1), fitting(name(row), SMALL, side), SMALL)
     return sheet
-
-
-def fitting(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """Returns the text in one line, cut and ended by "…" if it is wider than `width` pixels."""
-    text = " ".join(text.split())
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(text + "…") > width:
-        text = text[:-1]
-    return text + "…"
 
 
 def _half_wrong(first_right: Tensor, count: int) -> list[int]:

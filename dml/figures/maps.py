@@ -6,9 +6,11 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from dml.figures.fonts import font_for
 from dml.figures.plot import Plot
 from dml.figures.style import GREEN, canvas, cut_short, overlay
 from dml.models.attention import crop_and_zoom
@@ -150,6 +152,8 @@ def prototype_histograms(attributes: Tensor, labels: Tensor, names: Mapping[int,
     axes = figure.subplots()
     image = axes.imshow(shares[:, order], aspect="auto", cmap="viridis", vmin=0)
     axes.set_yticks(range(len(classes)), [cut_short(names[c]) for c in classes])
+    for label in axes.get_yticklabels():
+        label.set_fontproperties(FontProperties(fname=font_for(label.get_text())))
     axes.tick_params(labelsize=7)
     axes.set(xlabel="prototype, the most frequent first", xticks=[])
     figure.colorbar(image, label="share", pad=0.01)

@@ -1,16 +1,19 @@
 """What the pictures show, read back from what is drawn."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image, ImageColor
 from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import rank
-from dml.figures import course, embeddings, galleries, maps, style, summaries
+from dml.figures import course, embeddings, fonts, galleries, maps, style, summaries
 from dml.models.attention import crop_and_zoom
 from dml.reporting.table import print_table
 
@@ -359,3 +362,31 @@ def test_names_of_methods_leave_room_for_the_axes(name: str) -> None:
         label = axes.xaxis.label.get_window_extent()
         assert drawn.bbox.x0 <= label.x0
         assert label.x1 <= drawn.bbox.x1
+
+
+def test_names_that_dejavu_lacks_are_drawn_in_a_font_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "G", "cat", "ellipsis"])
+    builder.setupCharacterMap({ord("G"): "G", ord("猫"): "cat", ord("…"): "ellipsis"})
+    pen = TTGlyphPen(None)
+    for move, point in ((pen.moveTo, (100, 0)), (pen.lineTo, (900, 0)), (pen.lineTo, (900, 800))):
+        move(point)
+    pen.closePath()
+    glyph = pen.glyph()
+    builder.setupGlyf(dict.fromkeys((".notdef", "G", "cat", "ellipsis"), glyph))
+    builder.setupHorizontalMetrics(dict.fromkeys((".notdef", "G", "cat", "ellipsis"), (1000, 100)))
+    builder.setupHorizontalHeader(ascent=800, descent=-200)
+    builder.setupOS2()
+    builder.setupPost()
+    builder.setupNameTable({"familyName": "Cats", "styleName": "Regular"})
+    builder.save(tmp_path / "cats.ttf")
+    monkeypatch.setattr(fonts, "_files", lambda: [tmp_path / "gone.ttf", tmp_path / "cats.ttf"])
+    fonts._installed.cache_clear()
+    own = fonts.FONTS / "DejaVuSans.ttf"
+    assert fonts.font_for("Ɣ 2012") == own
+    assert fonts.font_for("猫 G") == tmp_path / "cats.ttf"
+    assert fonts.font_for("猫 x") == own  # none has both: boxes
+    assert fonts.fitting("猫 G\n猫猫猫猫", 10, 45) == "猫 G…"
+    fonts._installed.cache_clear()
