@@ -2,8 +2,8 @@
 
 It makes a paired bootstrap over test classes, and one over images. Images of one class are not independent, and another
 test set would bring other classes. So the interval over classes is the one to report; the one over images is too
-narrow. For a folder of several runs (seeds or folds), each query counts with its mean over the runs. Neither interval
-contains how much runs differ by their seed.
+narrow. For a folder of several runs (seeds or folds), each query counts with its mean over the runs. If a side has
+several, the interval over classes contains how much runs differ, too; of one run each it does not.
 """
 
 from pathlib import Path

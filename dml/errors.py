@@ -28,7 +28,7 @@ def rank_said() -> str:
 
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
 
-OUT_OF_MEMORY = re.compile("allocate memory|out of memory")
+OUT_OF_MEMORY = re.compile("allocate memory|out of memory|STATUS_ALLOC_FAILED")
 
 
 class Interrupted(BaseException):
@@ -80,7 +80,8 @@ def enough_memory() -> Iterator[None]:
         if any(isinstance(c, MemoryError) or OUT_OF_MEMORY.search(str(c)) for c in causes(error)):
             raise UserError(
                 "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
-                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true if the method has it."
+                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true if the method has it; "
+                "dataset.cache=device takes memory of the GPU."
             ) from error
         raise
 

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from omegaconf import DictConfig
+from scipy.stats import t
 
 from dml.analysis.comparison import over_classes, paired
 from dml.errors import UserError
+from dml.evaluation.interval import Estimate, Spread
 from dml.papers.catalogue import read_experiment
 from dml.papers.classes import ByClass, keep_classes, kept
 from dml.papers.experiment import Experiment
+from dml.papers.measured import Compared
 from dml.papers.page import markdown
 from dml.papers.records import record_finished
 from dml.papers.trainings import folder_of
@@ -81,7 +84,8 @@ def test_a_row_is_compared_with_one_that_was_trained_elsewhere(two: Experiment, 
     again = read_experiment("us/table1")
     assert {one.metric for one in again.compared} == {"recall@1", "map@r"}
     for one in again.compared:
-        expected = over_classes(*both.values[one.metric], both.classes)
+        expected = over_classes(*both.values[one.metric], both.classes, spread=both.spreads[one.metric])
+        assert (one.seeds, expected.seeds) == (2, 2)
         found = (one.estimate, one.low, one.high, one.p)
         assert found == pytest.approx((expected.estimate, expected.low, expected.high, expected.p), abs=1e-7)
         assert (one.row, one.against, one.runs) == ("mine", "base", [2, 2])
@@ -91,6 +95,39 @@ def test_a_row_is_compared_with_one_that_was_trained_elsewhere(two: Experiment, 
         ("mine", 0, 19),
         ("mine", 1, 19),
     ]
+
+
+def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Train, tmp_path: Path) -> None:
+    """Of those of their part, and of experiments that are named."""
+    folder = tmp_path / "experiments" / "us"
+    path, other = folder / "table1.yaml", folder / "table2.yaml"
+    other.write_text(path.read_text())
+    path.write_text(path.read_text().replace("seeds: [0, 1]", "seeds: [0, 1]\nspread_of: [us/table2]"))
+    for row in ("base", "mine"):
+        train(row, tmp_path / "two")
+        shutil.rmtree(train(row, tmp_path / "one")[1])
+    record_finished(read_experiment("us/table1"), [], tmp_path / "one")
+    alone = {one.metric: one for one in read_experiment("us/table1").compared}
+    assert [one.seeds for one in alone.values()] == [0, 0]
+    record_finished(read_experiment("us/table2"), [], tmp_path / "two")
+    record_finished(read_experiment("us/table1"), [], tmp_path / "one")
+    totals: dict[str, list[float]] = {}
+    for one in kept(read_experiment("us/table2")):
+        totals.setdefault(one.row, []).append(sum(one.sums["map@r"]) / sum(one.sizes))
+    found = {one.metric: one for one in read_experiment("us/table1").compared}["map@r"]
+    assert found.seeds == 2
+    assert found.estimate == alone["map@r"].estimate
+    lone = over_sums_of(found, alone["map@r"])
+    spread = Spread(2 * sum(np.var(one, ddof=1) for one in totals.values()) / 2, 2)
+    assert (found.low, found.high) == pytest.approx(lone.interval(spread)[:2], abs=1e-9)
+    path.write_text(path.read_text().replace("us/table2", "us/table3"))
+    with pytest.raises(UserError, match="spread_of names 'us/table3', which is no experiment"):
+        read_experiment("us/table1")
+
+
+def over_sums_of(found: Compared, alone: Compared) -> Estimate:
+    """Returns the estimate over classes that the interval without seeds came from: 19 classes have positives."""
+    return Estimate(found.estimate, (alone.high - alone.low) / 2 / float(t.ppf(0.975, 18)), 18, np.zeros(1))
 
 
 def test_a_training_is_kept_once_and_as_long_as_its_row_is_the_same(

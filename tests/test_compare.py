@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from dml.analysis.comparison import compare, names, over_classes, over_images, paired, runs_of
 from dml.compare import main
 from dml.errors import UserError
+from dml.evaluation.interval import Spread
 from dml.figures.summaries import difference_plot
 from dml.runs.folder import RunFolder
 
@@ -61,8 +62,9 @@ def test_a_literal_loop() -> None:
     assert np.quantile(found.draws, [0.025, 0.5, 0.975]) == pytest.approx(
         np.quantile(drawn, [0.025, 0.5, 0.975]), abs=0.015
     )
-    assert (found.low, found.high) == pytest.approx(np.quantile(found.draws, [0.025, 0.975]), abs=1e-3)
-    assert found.p == pytest.approx(2 * min(np.mean(np.array(drawn) <= 0), np.mean(np.array(drawn) >= 0)), abs=0.05)
+    half = 2.446912 * np.std(drawn) * (7 / 6) ** 0.5  # Student's t with 6 degrees of freedom, from a printed table
+    assert (found.low, found.high) == pytest.approx((found.estimate - half, found.estimate + half), abs=0.015)
+    assert (found.low > 0 or found.high < 0) == (found.p < 0.05)
 
 
 def test_no_difference() -> None:
@@ -161,7 +163,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     for over, expected in apart.items():
         assert (content[over]["low"], content[over]["high"]) == pytest.approx((expected.low, expected.high))
     assert apart["classes"].low != pytest.approx(apart["images"].low)
-    assert content["classes"]["p"] == pytest.approx(2 / 501)
+    assert content["classes"]["p"] == pytest.approx(apart["classes"].p)
+    assert content["classes"]["p"] < 1e-10
+    assert content["classes"]["seeds"] == 0
+    assert "without what another seed changes (give several runs)" in said
     assert sorted(path.name for path in out.iterdir()) == [
         "comparison.json",
         "difference_map_r.png",
@@ -170,7 +175,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 @pytest.mark.slow
-def test_several_runs_stand_for_their_mean(tmp_path: Path, configure: Callable[..., DictConfig]) -> None:
+def test_several_runs_stand_for_their_mean(
+    tmp_path: Path, configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     precisions = rng.random((5, len(CLASSES)))
 
@@ -194,6 +201,13 @@ def test_several_runs_stand_for_their_mean(tmp_path: Path, configure: Callable[.
     assert both.values["recall@1"][0] == pytest.approx((precisions[:2] > 0.5).mean(0))
     found = compare(a, b, tmp_path / "out", draws=200)["map@r"]["classes"]
     assert found.estimate == pytest.approx(precisions[2:].mean() - precisions[:2].mean())
+    totals = precisions.mean(1)
+    within = ((totals[:2] - totals[:2].mean()) ** 2).sum() + ((totals[2:] - totals[2:].mean()) ** 2).sum()
+    assert both.spreads["map@r"] == Spread(pytest.approx(within / 3 * (1 / 2 + 1 / 3)), 3)
+    alone = over_classes(*both.values["map@r"], both.classes, draws=200)
+    assert (found.seeds, alone.seeds) == (3, 0)
+    assert found.high - found.low > alone.high - alone.low
+    assert "the spread over the runs" in capsys.readouterr().out
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"] == [2, 3]
     assert runs_of(first) == [first]
     run("b", 1, "lr=0.5")

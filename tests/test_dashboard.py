@@ -132,6 +132,20 @@ def test_a_sweep_of_hydra_s_runs_under_an_agent_of_wandb_s(
 
 
 @pytest.mark.slow
+def test_a_search_on_the_test_classes_is_told(
+    sweep_file: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "this search chooses on the test classes"
+    assert sweep_file("lr=interval(1e-5,1e-3)", "protocol.criterion=map@r")["metric"]["name"] == "test/map@r"
+    assert told in capsys.readouterr().err
+    assert sweep_file("lr=interval(1e-5,1e-3)", "protocol=tuning")["metric"]["name"] == "test/map@r"
+    sweep_file("lr=interval(1e-5,1e-3)", "protocol.select=val_classes")
+    sweep_file("lr=interval(1e-5,1e-3)", "protocol=mlrc", "protocol.fold=0", "protocol.repeat=0")
+    sweep_file("lr=1e-5,1e-3")  # a grid chooses nothing
+    assert told not in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_search_of_hydra_s_is_one_of_wandb_s(sweep_file: Callable[..., dict[str, Any]]) -> None:
     ranges = ["lr=tag(log,interval(1e-5,1e-3))", "method.M=int(interval(1,8))"]
     search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=30", "protocol.select=val_classes"]

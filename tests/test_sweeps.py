@@ -112,6 +112,7 @@ def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
     options += ["protocol.select=val_classes", "lr=choice(1e-3,1e-2,1e30)"]
     done = sweep(tmp_path, *options)
     assert "1 of the jobs failed" in done.stderr
+    assert "chooses on the test classes" not in done.stderr
     assert done.returncode == 1
     best = OmegaConf.load(tmp_path / "optimization_results.yaml")
     found = {file.parent.name: figures(file.parent) for file in tmp_path.glob("lr=*/metrics.json")}
@@ -351,6 +352,7 @@ def test_a_search_of_which_every_trial_fails(tmp_path: Path) -> None:
     done = sweep(tmp_path, *options, "hydra.sweeper.max_failure_rate=1", "method=abe", "method.M=choice(3,5)")
     assert done.returncode == 1
     assert "2 of the jobs failed" in done.stderr
+    assert "dml: this search chooses on the test classes, which flatters its result: protocol=tuning" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,7 +1,7 @@
 """Comparison of two runs on the same queries: by how much they differ, and a paired bootstrap of how sure that is.
 
 Images of one class are not independent, and another test set would bring other classes. So the interval over classes is
-the one to report; the one over images is too narrow.
+the one to report; the one over images is too narrow. With several runs on a side it contains their spread, too.
 """
 
 import json
@@ -38,12 +38,13 @@ Draws = Annotated[int, Field(ge=100, le=10_000_000)]  # more are of no use and w
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two means, B's minus A's, with its bootstrap interval.
+    """The difference of two means, B's minus A's, with its interval.
 
     Attributes:
         estimate: the difference.
-        low, high: ends of the 95 % percentile interval.
-        p: two-sided p-value: twice the share of draws on the other side of zero, at least 2 / (draws + 1).
+        low, high: ends of the 95 % interval, see `dml.evaluation.interval.Estimate`.
+        p: two-sided p-value.
+        seeds: degrees of freedom of the spread over seeds that the interval contains; 0: it contains none.
         draws: `[draws]`, the difference in each draw.
     """
 
@@ -51,10 +52,18 @@ class Difference:
     low: float
     high: float
     p: float
+    seeds: int
     draws: np.ndarray
 
 
-def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+def over_classes(
+    a: np.ndarray,
+    b: np.ndarray,
+    classes: np.ndarray,
+    draws: int = DRAWS,
+    seed: int = 0,
+    spread: interval.Spread | None = None,
+) -> Difference:
     """Bootstraps the difference by drawing whole classes, with all their queries.
 
     Args:
@@ -62,26 +71,27 @@ def over_classes(a: np.ndarray, b: np.ndarray, classes: np.ndarray, draws: int =
         classes: `[Q]`, the classes of the queries.
         draws: number of draws.
         seed: of the draws.
+        spread: of the difference over seeds, if it is known.
 
     Raises:
         UserError: all queries are of one class.
     """
-    return _difference(*interval.over_classes(b - a, classes, draws, seed))
+    return _difference(interval.over_classes(b - a, classes, draws, seed), spread)
 
 
-def over_sums(a: np.ndarray, b: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
+def over_sums(a: np.ndarray, b: np.ndarray, sizes: np.ndarray, spread: interval.Spread | None = None) -> Difference:
     """Does the same as `over_classes`, from the sums of a metric over each class's queries and their number, `[C]`."""
-    return _difference(*interval.over_sums(b - a, sizes, draws, seed))
+    return _difference(interval.over_sums(b - a, sizes), spread)
 
 
 def over_images(a: np.ndarray, b: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Difference:
     """Bootstraps the difference by drawing queries one by one, as if they were independent. See `over_classes`."""
-    return _difference(*interval.over_images(b - a, draws, seed))
+    return _difference(interval.over_images(b - a, draws, seed), None)
 
 
-def _difference(estimate: float, low: float, high: float, drawn: np.ndarray) -> Difference:
-    least = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    return Difference(estimate, low, high, float(min(1.0, 2 * (least + 1) / (len(drawn) + 1))), drawn)
+def _difference(found: interval.Estimate, spread: interval.Spread | None) -> Difference:
+    seeds = 0 if spread is None else spread.freedom
+    return Difference(found.value, *found.interval(spread), seeds, found.draws)
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,13 @@ class Paired:
 
     Attributes:
         values: by name of the metric, the values `[Q]` of side A and of side B, each the mean over the side's runs.
+        spreads: by name of the metric, how much the difference varies between runs; None: neither side has several.
         classes: `[Q]`, the classes of the queries.
         runs: the number of runs of A and of B.
     """
 
     values: dict[str, tuple[np.ndarray, np.ndarray]]
+    spreads: dict[str, interval.Spread | None]
     classes: np.ndarray
     runs: tuple[int, int]
 
@@ -122,19 +134,21 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     valid = first.best_rank > 0
     if not valid.any():
         raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
-    values = {}
+    values, spreads = {}, {}
     for of in METRICS:
         if "compare" in of.tables:
-            means = [_mean([queries.metric(of.name) for queries in side.values()], valid) for side in sides]
-            if (mean_a := means[0]) is not None and (mean_b := means[1]) is not None:
-                values[of.name] = mean_a, mean_b
-    return Paired(values, first.classes[valid], (len(a), len(b)))
+            found = [_of_runs([queries.metric(of.name) for queries in side.values()], valid) for side in sides]
+            if (runs_a := found[0]) is not None and (runs_b := found[1]) is not None:
+                values[of.name] = runs_a.mean(0), runs_b.mean(0)
+                spread = interval.spread_over_seeds([runs_a.mean(1), runs_b.mean(1)])
+                spreads[of.name] = spread and spread.of_difference(len(a), len(b))
+    return Paired(values, spreads, first.classes[valid], (len(a), len(b)))
 
 
-def _mean(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:
-    """Returns the mean over the runs for each valid query; None if one of the runs lacks the metric."""
+def _of_runs(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:
+    """Returns the values `[runs, Q]` of the valid queries; None if one of the runs lacks the metric."""
     known = [values[valid] for values in runs if values is not None]
-    return np.mean(known, axis=0) if len(known) == len(runs) else None
+    return np.stack(known) if len(known) == len(runs) else None
 
 
 def runs_of(folder: Path) -> list[Path]:
@@ -231,7 +245,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     rows = []
     for name, values in both.values.items():
         by = {
-            "classes": over_classes(*values, both.classes, draws, seed),
+            "classes": over_classes(*values, both.classes, draws, seed, both.spreads[name]),
             "images": over_images(*values, draws, seed),
         }
         found[name] = by
@@ -272,4 +286,7 @@ def _print(rows: Sequence[Sequence[str]], both: Paired, draws: int) -> None:
     titles = ("A", "B", "B - A", "interval", "p")
     columns = zip(titles, list(zip(*rows, strict=True))[2:], strict=True)
     print_columns([row[:2] for row in rows], dict(columns))
-    print(f"interval: {LEVEL:.0%}, percentiles of {draws} paired draws")
+    known = any(one is not None for one in both.spreads.values())
+    seeds = "and the spread over the runs" if known else "without what another seed changes (give several runs)"
+    print(f"interval: {LEVEL:.0%}; over classes: from {draws} paired draws of classes, {seeds}")
+    print("over images: too narrow, as images of one class are not independent")

@@ -78,7 +78,7 @@ GPU = Sizes(
     device="cuda",
     goals=True,
     seconds={
-        "tests": 60,
+        "tests": 120,
         "methods": 60,
         "throughput": 90,
         "evaluation": 20,

@@ -46,6 +46,11 @@ def axes_of(protocol: Any) -> tuple[Axis, ...]:
     return found
 
 
+def validates(protocol: Any) -> bool:
+    """Returns whether a protocol has validation classes, by which a search can choose."""
+    return bool(axes_of(protocol)) or protocol.get("select") == "val_classes"
+
+
 def declared(component: Any, name: str) -> tuple[Any, ...]:
     """Returns what a component's class, its `_target_`, declares under `name`; empty if it declares nothing."""
     target = str(component.get("_target_", ""))

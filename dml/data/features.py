@@ -77,6 +77,8 @@ class FeatureStore:
     def batch(self, places: Tensor, device: torch.device) -> Stored:
         """Returns the features at places `[B]`, on a device."""
         features = torch.from_numpy(self._features[places.numpy()])
+        if device.type == "cuda":
+            features = features.pin_memory()  # else the copy would wait for the steps before
         return Stored.of(features.to(device, non_blocking=True), self.stage, self.tokens, self.height)
 
 

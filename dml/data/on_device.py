@@ -85,8 +85,8 @@ def on_device(
         device: to copy to.
 
     Returns:
-        The images for training, and those for evaluation. The second is None if there is no room for all images;
-        evaluation then reads the same pixels from the cache.
+        The images for training, and those for evaluation. The second is None if all images would take more than half
+        of the free memory; evaluation then reads the same pixels from the cache.
 
     Raises:
         UserError: there is no room for the training images.
@@ -94,7 +94,7 @@ def on_device(
     check_fit(train, train_rows, device)
     everything = np.arange(images)
     needed = test.size(everything) + (train.size(train_rows) if train is not test else 0)
-    if needed > free_memory(device):
+    if 2 * needed > free_memory(device):  # the training needs room, too
         return OnDevice(train, train_rows, device), None
     whole = OnDevice(test, everything, device)
     return (whole if train is test else OnDevice(train, train_rows, device)), whole

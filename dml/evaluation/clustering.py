@@ -65,7 +65,10 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     # faiss's seed is an int32.
     model = faiss.Kmeans(points.shape[1], clusters, niter=20, seed=seed % 2**31, **limits)
     if faiss.get_num_gpus():  # on this process's GPU; the option gpu=1 means all of them
-        device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        device = 0
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # faiss has no part in what torch keeps of the memory
+            device = torch.cuda.current_device()
         resources = faiss.StandardGpuResources()
         model.index = faiss.index_cpu_to_gpu(resources, device, model.index)
     model.train(distinct.repeat(count, axis=0))

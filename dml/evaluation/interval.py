@@ -1,13 +1,15 @@
-"""Bootstrap intervals of a mean over queries.
+"""Intervals of a mean over queries, by a bootstrap over classes, and by the spread over seeds if it is known.
 
 Images of one class are not independent, and another test set would bring other classes. So the interval over classes is
-the one to report; the one over images is too narrow. Neither contains how much runs differ by their seed.
+the one to report; the one over images is too narrow. Another seed moves all classes together, which no bootstrap of one
+training sees: that is in the interval if several trainings tell how much it is (`Spread`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, t
 
 from dml.configuration.defaults import DRAWS
 from dml.errors import UserError
@@ -20,10 +22,75 @@ ENDS = ("/low", "/high")  # what `metrics.json` adds to a metric's name for the 
 
 BATCH = 2**24  # numbers that a bootstrap holds at a time
 
-Found = tuple[float, float, float, np.ndarray]  # the mean, the ends of its percentile interval, the mean of each draw
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much a figure varies with the seeds of the trainings that it comes from.
+
+    Attributes:
+        variance: of the figure.
+        freedom: degrees of freedom of the variance.
+    """
+
+    variance: float
+    freedom: int
+
+    def of_difference(self, *counts: int) -> "Spread":
+        """Returns that of a difference of two means over so many trainings, if this one is of a single training."""
+        return Spread(self.variance * sum(1 / count for count in counts), self.freedom)
 
 
-def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
+def spread_over_seeds(groups: Iterable[Sequence[float] | np.ndarray]) -> Spread | None:
+    """Pools the variance of a figure between trainings that differ in their seed alone.
+
+    Args:
+        groups: for each setting the figures of its trainings. Settings are taken to vary alike.
+
+    Returns:
+        The spread of a single training; None if no setting has several trainings.
+    """
+    several = [np.asarray(one, float) for one in groups if len(one) > 1]
+    if not several:
+        return None
+    freedom = sum(len(one) - 1 for one in several)
+    return Spread(sum(float(((one - one.mean()) ** 2).sum()) for one in several) / freedom, freedom)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over queries, and how far it may be off.
+
+    Attributes:
+        value: the mean.
+        error: its standard error: that of the draws, times the root of n / (n - 1) for n classes, by which draws vary
+            less than the mean does.
+        freedom: n - 1.
+        draws: `[draws]`, the mean of each draw.
+    """
+
+    value: float
+    error: float
+    freedom: int
+    draws: np.ndarray
+
+    def interval(self, seeds: Spread | None = None) -> tuple[float, float, float]:
+        """Returns the lower and upper end of the 95 % interval, and the two-sided p of a mean of 0.
+
+        They are Student's, which holds for few classes too. The variance over classes and that over seeds are added
+        up, and so are their degrees of freedom, by Welch and Satterthwaite.
+        """
+        variance, freedom = self.error**2, float(self.freedom)
+        if seeds is not None and seeds.variance > 0:
+            of_classes, variance = variance, variance + seeds.variance
+            freedom = variance**2 / (of_classes**2 / self.freedom + seeds.variance**2 / seeds.freedom)
+        if variance == 0:
+            return self.value, self.value, float(self.value == 0)
+        error = float(np.sqrt(variance))
+        half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
+        return self.value - half, self.value + half, float(2 * t.sf(abs(self.value) / error, freedom))
+
+
+def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """Bootstraps the mean over queries by drawing whole classes, with all their queries.
 
     Args:
@@ -32,9 +99,6 @@ def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, se
         draws: number of draws.
         seed: of the draws.
 
-    Returns:
-        The mean, the lower and upper end of its 95 % percentile interval, and the mean of each draw, `[draws]`.
-
     Raises:
         UserError: all queries are of one class.
     """
@@ -42,7 +106,7 @@ def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, se
     return over_sums(np.bincount(number, values), np.bincount(number), draws, seed)
 
 
-def over_sums(sums: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
+def over_sums(sums: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """Does the same as `over_classes`, from the sum of the values of each class and its number of queries, `[C]`.
 
     Raises:
@@ -57,25 +121,25 @@ def over_sums(sums: np.ndarray, sizes: np.ndarray, draws: int = DRAWS, seed: int
     return _bootstrap((sums, sizes), mean, draws, seed)
 
 
-def over_images(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Found:
+def over_images(values: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """Bootstraps the mean by drawing queries one by one, as if they were independent. See `over_classes`."""
     return _bootstrap((values,), np.mean, draws, seed)
 
 
-def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], draws: int, seed: int) -> Found:
+def _bootstrap(data: tuple[np.ndarray, ...], mean: Callable[..., np.ndarray], draws: int, seed: int) -> Estimate:
+    count = len(data[0])
     found = bootstrap(
         data,
         mean,
         paired=True,
         vectorized=True,
         n_resamples=draws,
-        batch=max(1, BATCH // len(data[0])),
-        confidence_level=LEVEL,
-        method="percentile",
+        batch=max(1, BATCH // count),
+        method="percentile",  # of which the draws are taken alone
         rng=np.random.default_rng(seed),
     )
-    ends = found.confidence_interval
-    return float(mean(*data)), float(ends.low), float(ends.high), found.bootstrap_distribution
+    error = float(found.standard_error) * (count / (count - 1)) ** 0.5
+    return Estimate(float(mean(*data)), error, count - 1, found.bootstrap_distribution)
 
 
 def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict[str, float]:
@@ -94,8 +158,8 @@ def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict
         return {}
     result: dict[str, float] = {}
     for name, values in of_comparisons(ranking).items():
-        _, low, high, _ = over_classes(values[valid], classes[valid], draws)
-        result |= dict(zip((name + end for end in ENDS), (low, high), strict=True))
+        low, high, _ = over_classes(values[valid], classes[valid], draws).interval()
+        result |= dict(zip((name + end for end in ENDS), (max(low, 0.0), min(high, 1.0)), strict=True))
     return result
 
 

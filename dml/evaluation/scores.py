@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dml.data.room import free_memory
 from dml.models.products import products
 
 # Rows of every matrix product. BLAS picks its kernel, and so the order of its sums, by the shape: with one shape
@@ -217,8 +218,7 @@ def room(device: torch.device, of_query: int) -> int:
     """
     if device.type != "cuda":
         return TILE
-    free, _ = torch.cuda.mem_get_info(device)
-    return min(max(free // 4 // of_query // TILE, 1) * TILE, MOST)
+    return min(max(free_memory(device) // 4 // of_query // TILE, 1) * TILE, MOST)
 
 
 @contextmanager

@@ -200,6 +200,6 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
             one.grid(alpha=0.3, axis="x")
         above.set_title(title, fontsize=10)
         above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
-        said = f"{metric} less {base}, points\n(95 % interval over test classes; grey: 0 is in it)"
-        below.set_xlabel(said, fontsize=8)
+        said = "95 % interval over test classes, and seeds if there are several; grey: 0 is in it"
+        below.set_xlabel(f"{metric} less {base}, points\n({said})", fontsize=8)
     return figure

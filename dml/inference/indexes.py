@@ -14,6 +14,7 @@ anyway.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,10 @@ Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]  # [Q,D], k 
 LINKS, BUILD_EFFORT = 32, 100  # of HNSW's graph: neighbours of a vector, and candidates while it is built
 FEWEST = 39 * 256  # vectors that faiss needs to learn 256 codes
 HARDEST = 4096  # the largest efSearch, and the most candidates of a query
+
+# faiss on a GPU: the most neighbours that it finds, and the bytes of a code whose tables fit into a block's 48 KiB.
+MOST_OF_GPU = 2048
+CODES_OF_GPU = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 SAMPLE = 1000  # images of the gallery that are used as queries to measure an index
 TIED = 1e-6  # similarities closer than this are equal in float32
 
@@ -83,7 +88,8 @@ class Index:
         return self._compared(queries, rows, k)
 
     def _candidates(self, k: int) -> int:
-        return min(max(k * self.effort // 2, k), HARDEST, len(self.embeddings))
+        most = MOST_OF_GPU if _is_of_gpu(self.faiss) else HARDEST
+        return min(max(k * self.effort // 2, k), most, len(self.embeddings))
 
     def _compared(self, queries: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns similarities and rows of the k nearest among candidates `[Q,R]`, compared by their exact vectors."""
@@ -107,16 +113,26 @@ class Index:
 
 def _probe(index: Any, effort: int) -> None:
     count = min(effort, index.nlist)
-    if hasattr(index, "getDevice"):  # on a GPU
-        need_faiss().GpuParameterSpace().set_index_parameter(index, "nprobe", min(count, 2048))
+    if _is_of_gpu(index):
+        need_faiss().GpuParameterSpace().set_index_parameter(index, "nprobe", min(count, MOST_OF_GPU))
     else:
         index.nprobe = count
+
+
+def _is_of_gpu(index: Any) -> bool:
+    return hasattr(index, "getDevice")
 
 
 def _on_gpu(index: Any) -> Any:
     """Returns the index on the first GPU, or as it is if this build of faiss has none."""
     faiss = need_faiss("dml.search")
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index) if faiss.get_num_gpus() else index
+    return faiss.index_cpu_to_gpu(_resources(), 0, index) if faiss.get_num_gpus() else index
+
+
+@cache
+def _resources() -> Any:
+    """Returns what faiss keeps on a GPU, about 1.5 GiB."""
+    return need_faiss("dml.search").StandardGpuResources()
 
 
 def exact(embeddings: np.ndarray) -> Search:
@@ -130,7 +146,9 @@ def exact(embeddings: np.ndarray) -> Search:
         queries = np.ascontiguousarray(queries, np.float32)
         found, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         for part in blocks(len(embeddings)):
-            index = _on_gpu(faiss.IndexFlatIP(queries.shape[1]))
+            index = faiss.IndexFlatIP(queries.shape[1])
+            if k <= MOST_OF_GPU:
+                index = _on_gpu(index)
             index.add(np.ascontiguousarray(embeddings[part], np.float32))
             similarities, places = index.search(queries, min(k, part.stop - part.start))
             found = np.concatenate([found, similarities], axis=1)
@@ -178,7 +196,8 @@ def build(kind: Kind, embeddings: np.ndarray) -> Index:
         codes = max(one for one in range(1, max(1, width // 4) + 1) if width % one == 0)
         index = faiss.IndexIVFPQ(faiss.IndexFlatIP(width), width, lists, codes, 8, faiss.METRIC_INNER_PRODUCT)
         some = np.sort(np.random.default_rng(0).choice(count, min(count, max(64 * lists, FEWEST)), replace=False))
-        index = _on_gpu(index)
+        if codes in CODES_OF_GPU:
+            index = _on_gpu(index)
         index.train(np.ascontiguousarray(embeddings[some], np.float32))
     for part in blocks(count):
         index.add(np.ascontiguousarray(embeddings[part], np.float32))

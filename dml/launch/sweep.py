@@ -24,6 +24,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.composition import folder_option
+from dml.configuration.trainings import validates
 from dml.errors import Interrupted, UserError, stop
 from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 
@@ -65,6 +66,8 @@ class Sweep(Callback):
         if "paths.output_dir" in given:
             stop("paths.output_dir is for a single run: name the folder of a sweep with paths.sweep_dir=FOLDER.")
         _set_direction(config)
+        if "direction" in config.hydra.sweeper and (said := on_the_test(config)):
+            print(said, file=sys.stderr)
         params = dict(config.hydra.sweeper.get("params") or {})
         own = {name: values for name, values in params.items() if name not in given}
         if own != params:  # what was typed takes precedence over the overlay
@@ -117,6 +120,17 @@ def _set_direction(config: DictConfig) -> None:
         stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
     with read_write(config), read_write(config.hydra):
         config.hydra.sweeper.direction = "maximize"
+
+
+def on_the_test(config: DictConfig) -> str:
+    """Returns a sentence if a search of this configuration would choose by its test classes, else ""."""
+    protocol: Any = config.protocol
+    if validates(protocol) or str(protocol.get("_target_")).endswith(".Tuning"):
+        return ""
+    return (
+        "dml: this search chooses on the test classes, which flatters its result: protocol=tuning holds out training "
+        "classes for it."
+    )
 
 
 def _the_same_folder() -> str:

@@ -4,6 +4,7 @@ https://docs.wandb.ai/guides/sweeps/define-sweep-configuration
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from omegaconf import DictConfig
 
 from dml.configuration.composition import CONF
 from dml.configuration.options import check
-from dml.configuration.trainings import axes_of, left_open
+from dml.configuration.trainings import left_open, validates
 from dml.errors import UserError
-from dml.evaluation.metric import HEADLINE
 from dml.files import write_atomically
+from dml.launch.sweep import on_the_test
 
 # The folder of a job has W&B's names of sweep and run, so that agents that start at once have different folders.
 PLACE = "paths.output_dir=runs/wandb_${oc.env:WANDB_SWEEP_ID}/${oc.env:WANDB_RUN_ID}"
@@ -80,9 +81,10 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
     logged = [] if "logger" in given else ["logger=wandb"]
     logged += [] if "logger.wandb.project" in given else [f"logger.wandb.project={project}"]
     config = _checked([*texts, *logged, *(f"{name}={_first(values)}" for name, values in parameters.items())])
-    validates = bool(axes_of(config.protocol)) or config.protocol.get("select") == "val_classes"
     searched = any("values" not in one for one in parameters.values()) or "optuna" in str(own.get("_target_")).lower()
-    metric = f"best_on_validation/{config.protocol.criterion}" if validates else f"test/{HEADLINE}"
+    metric = f"{'best_on_validation' if validates(config.protocol) else 'test'}/{config.protocol.criterion}"
+    if searched and (said := on_the_test(config)):
+        print(said, file=sys.stderr)
     cap = own.get("n_trials") if searched else None
     return (
         {"project": project}

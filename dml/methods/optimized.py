@@ -106,7 +106,9 @@ class Optimized(LightningModule):
         scaled = trainer is not None and (
             trainer.precision == "16-mixed" or (trainer.precision == "bf16-mixed" and bool(trainer.gradient_clip_val))
         )
-        has = "fused" in inspect.signature(getattr(makes, "func", makes)).parameters
+        kind = getattr(makes, "func", makes)
+        # torch's Adagrad has the option too, which older versions offer for CPUs alone.
+        has = "fused" in inspect.signature(kind).parameters and kind is not torch.optim.Adagrad
         wanted = self.device.type == "cuda" and has and not {"fused", "foreach"} & said.keys() and not scaled
         return {"fused": True} if wanted else {}
 

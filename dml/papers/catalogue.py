@@ -68,6 +68,8 @@ def read_experiment(name: str) -> Experiment:
             raise ValueError("two rows have the same name")
         if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
             raise ValueError(f"compared_with names '{base}', which is no row")
+        if unknown := [one for one in content.get("spread_of", []) if not (FOLDER / f"{one}.yaml").exists()]:
+            raise ValueError(f"spread_of names '{unknown[0]}', which is no experiment")
         _check_patterns(rows, base)
         _check_figure(content.get("figure", {}), rows)
         if (searched := [row.name for row in rows if row.search]) and not content.get("tuning"):
@@ -84,6 +86,7 @@ def read_experiment(name: str) -> Experiment:
             {row.name: row for row in rows},
             content.get("figure", {}),
             base,
+            content.get("spread_of", []),
             Tuning(**content["tuning"]) if content.get("tuning") else None,
         )
     except (KeyError, TypeError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:

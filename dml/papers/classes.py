@@ -15,6 +15,7 @@ import numpy as np
 
 from dml.analysis.comparison import over_sums, runs_of
 from dml.errors import UserError
+from dml.evaluation.interval import spread_over_seeds
 from dml.evaluation.metric import METRICS
 from dml.files import alone, write_atomically
 from dml.papers.catalogue import read_experiment
@@ -128,14 +129,20 @@ def _file(experiment: Experiment) -> Path:
 def compare_rows(experiment: Experiment) -> list[Compared]:
     """Compares the rows with the row `compared_with`, in each part and setting in which trainings of both are kept.
 
-    Trainings of the seeds that both have count, or all if they have none in common.
+    Trainings of the seeds that both have count, or all if they have none in common. The interval is over classes and
+    seeds. How much seeds change is pooled over all rows of a part and setting, and of the experiments in
+    `spread_of`; it is not in the interval if none of them has several seeds.
 
     Raises:
-        UserError: two rows were not tested on the same images.
+        UserError: two rows were not tested on the same images, or there is no experiment of a name in `spread_of`.
     """
-    sides: dict[tuple[str, str, tuple[str, ...]], list[ByClass]] = {}
-    for one in kept(experiment):
-        sides.setdefault((one.row, one.part, tuple(one.changes)), []).append(one)
+    sides = _sides(experiment)
+    elsewhere = [
+        side
+        for name in experiment.spread_of
+        for (_, _, changes), side in _sides(read_experiment(name)).items()
+        if not changes
+    ]
     found = []
     for (row, part, changes), mine in sides.items():
         base = sides.get((experiment.compared_with, part, changes))
@@ -150,12 +157,29 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
                 "so their difference says nothing: train both again."
             )
         runs = [sum(one.runs for one in side) for side in (mine, base)]
+        alike = [side for (_, *place), side in sides.items() if place == [part, changes]] + elsewhere
         for metric in base[0].sums:
             if all(metric in one.sums for one in (*base, *mine)):
-                d = over_sums(_mean(base, metric), _mean(mine, metric), np.array(base[0].sizes))
+                spread = spread_over_seeds(_figures(side, metric) for side in alike)
+                of_both = spread and spread.of_difference(len(mine), len(base))
+                d = over_sums(_mean(base, metric), _mean(mine, metric), np.array(base[0].sizes), of_both)
                 figures = (d.estimate, d.low, d.high, d.p)
-                found.append(Compared(row, part, list(changes), metric, experiment.compared_with, *figures, runs))
+                against = experiment.compared_with
+                found.append(Compared(row, part, list(changes), metric, against, *figures, runs, d.seeds))
     return found
+
+
+def _sides(experiment: Experiment) -> dict[tuple[str, str, tuple[str, ...]], list[ByClass]]:
+    """Returns the trainings that are kept, by row, part and changes."""
+    sides: dict[tuple[str, str, tuple[str, ...]], list[ByClass]] = {}
+    for one in kept(experiment):
+        sides.setdefault((one.row, one.part, tuple(one.changes)), []).append(one)
+    return sides
+
+
+def _figures(side: Sequence[ByClass], metric: str) -> list[float]:
+    """Returns a metric of each training, the mean over its queries."""
+    return [sum(one.sums[metric]) / sum(one.sizes) for one in side if metric in one.sums]
 
 
 def _mean(side: Sequence[ByClass], metric: str) -> np.ndarray:

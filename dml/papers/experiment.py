@@ -153,6 +153,7 @@ class Experiment:
         parts, rows: by name.
         figure: how the figure is drawn, see `drawing`; empty for a table.
         compared_with: the row that all others are compared with; empty: none.
+        spread_of: names of experiments with the same setting, whose rows tell, with its own, how much seeds change.
         tuning: None: rows are trained as they stand.
         measured, compared, tuned: what was recorded for rows that have the same options now.
     """
@@ -168,6 +169,7 @@ class Experiment:
     rows: dict[str, Row]
     figure: dict[str, Any]
     compared_with: str = ""
+    spread_of: list[str] = field(default_factory=list)
     tuning: Tuning | None = None
     measured: list[Measurement] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)

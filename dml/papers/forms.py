@@ -84,6 +84,7 @@ class ExperimentForm:
     seeds: Seeds = field(default_factory=lambda: [0])
     figure: dict[str, Any] = field(default_factory=dict)
     compared_with: str = ""
+    spread_of: list[str] = field(default_factory=list)
     tuning: Tuning | None = None
 
 

@@ -10,8 +10,9 @@ ABOVE, BELOW = "above", "below"
 def verdicts(experiment: Experiment) -> list[str]:
     """Returns a sentence for each measured comparison whose direction a paper prints.
 
-    The verdict goes by the 95 % interval of the difference over test classes. The pattern shows if the whole interval
-    lies on the paper's side of zero, is the other way round if it lies on the other side, and is open otherwise.
+    The verdict goes by the 95 % interval of the difference over test classes and seeds. The pattern shows if the whole
+    interval lies on the paper's side of zero, is the other way round if it lies on the other side, and is open
+    otherwise. If nothing tells how much seeds change, the sentence says so.
     """
     return [
         _sentence(one, expected)
@@ -41,4 +42,6 @@ def _sentence(found: Compared, expected: str) -> str:
     setting = f" with {' '.join(found.changes)}" if found.changes else ""
     where = f"{found.row}, {found.part}{setting}: the paper has it {expected} {found.against} in"
     measured = f"{metric(found.metric).title}; here it lies {interval(found)} points from it"
-    return f"{where} {measured}. The pattern {verdict(found, expected)}."
+    said = verdict(found, expected)
+    unsure = "" if found.seeds or said == "is open" else ", as far as one seed tells"
+    return f"{where} {measured}. The pattern {said}{unsure}."

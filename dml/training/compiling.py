@@ -38,7 +38,10 @@ def compile_steps(method: Method, trainer: pl.Trainer) -> None:
             "backbone.batch_norm=running, or leave trainer.compile out."
         )
     torch._dynamo.reset()  # drops the graphs of other trainings in this process, since their number is limited
-    options: Options = {"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}
+    from torch._inductor import config  # takes seconds
+
+    ordered = torch.are_deterministic_algorithms_enabled() and hasattr(config, "deterministic")  # torch 2.8 has none
+    options: Options = {"deterministic": True} if ordered else {}
     _try_out(device, options)
     method.compiled_learners = torch.compile(method.learners, fullgraph=True, dynamic=False, options=options)
 

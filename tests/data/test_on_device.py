@@ -161,6 +161,9 @@ def test_a_gpu_is_named() -> None:
         with pytest.raises(UserError, match=r"needs 4\.00 GB for these, but 3\.00 GB on cuda:1 are free: set"):
             check_room("these", 4 * 10**9, torch.device("cuda:1"), "device", "disk")
         check_room("these", 3 * 10**9, torch.device("cuda:1"), "device", "disk")
+        patch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)  # by torch, half of it in use
+        patch.setattr(torch.cuda, "memory_allocated", lambda device: 10**9)
+        check_room("these", 4 * 10**9, torch.device("cuda:1"), "device", "disk")
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -143,6 +143,18 @@ def test_little_memory_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, clas
         assert asked == [4 * len(labels) + 64 * largest]  # beside the scores, what is held of the positives
 
 
+@pytest.mark.parametrize("block", [2 * TILE, 8 * TILE, 64 * TILE])
+def test_a_block_changes_no_bit_where_classes_differ_in_size(block: int) -> None:
+    """The longest class of a block must not decide in which order precisions are added."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.repeat_interleave(torch.arange(50), torch.randint(2, 39, (50,), generator=generator))
+    centres = torch.randn(50, 16, generator=generator)
+    learners = centres[labels] + 0.6 * torch.randn(len(labels), 16, generator=generator)
+    expected = vars(rank(learners, labels))
+    for name, values in vars(rank(learners, labels, block=block)).items():
+        np.testing.assert_equal(values, expected[name], err_msg=name)
+
+
 @pytest.mark.gpu
 def test_everything_on_a_gpu_is_that_on_the_cpu() -> None:
     """`evaluate` with clustering, rankings, cameras, a gallery of one image each, learners' figures."""

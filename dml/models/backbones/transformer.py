@@ -44,12 +44,18 @@ class Patches(nn.Module):
         positions, patch, grid = self.network.pos_embed, self.patch, self.network.patch_embed.grid_size
         learned = positions is not None and positions.requires_grad and torch.is_grad_enabled()
         fits = tuple(images.shape[2:]) == (grid[0] * patch[0], grid[1] * patch[1])
-        if learned and not fits and not torch.is_deterministic_algorithms_warn_only_enabled():
+        if learned and not fits and _is_strict():
             raise UserError(
                 f"trainer.deterministic=true: {self.name} interpolates its positions for images of {images.shape[2]} "
                 f"pixels, which PyTorch has no deterministic gradient of on a GPU; choose "
                 f"image_size={grid[0] * patch[0]} or trainer.deterministic=warn."
             )
+
+
+@torch.compiler.assume_constant_result
+def _is_strict() -> bool:
+    """Returns whether PyTorch refuses operations without an order, or only warns of them. Compiled steps cannot ask."""
+    return not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 class Block(nn.Module):
