@@ -534,7 +534,7 @@ def test_differences_of_several_parts_stand_beside_one_another(little: Experimen
     assert (found.title, found.settings) == ("MAP@R", ["glyphs", "birds lr=1"])
     estimates = {row: [one and one.estimate for one in cells] for row, cells in found.rows.items()}
     assert estimates == {"first": [0.0, 0.125], "mine": [0.25, -0.5], "once": [0.5, None]}
-    table = markdown(own).partition("MAP@R less theirs:\n\n")[2]
+    table = markdown(own).partition("MAP@R less theirs:\n\n")[2].partition("\n\n")[0]
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["first", "mine"]  # each has two parts
     assert "| +0.00 (-10.00 to +10.00)  | +12.50 (+2.50 to +22.50)  |" in table
     page = section(own, tmp_path)

@@ -133,7 +133,9 @@ def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, 
         code, said = call(*options)
         assert code == 0
         assert (said.count(".png") - 1, "no match" in said) == (count, count == 0)
-        assert ("no match" in (tmp_path / "found" / "results.html").read_text()) == (count == 0)
+        page = (tmp_path / "found" / "results.html").read_text()
+        assert ("no match" in page) == (count == 0)
+        assert f"Images below the threshold of {threshold:.4f} are left out." in page
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     weights = next(one for one in checkpoint["state_dict"].values() if isinstance(one, torch.Tensor))
     weights += 0.01

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def difference(low: float, high: float, row: str = "one", metric: str = "recall@1") -> Compared:
-    return Compared(row, "Cars", [], metric, "four", (low + high) / 2, low, high, 0.01, [3, 3])
+    return Compared(row, "Cars", [], metric, "four", (low + high) / 2, low, high, 0.01, [3, 3], 4)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,10 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
     assert verdicts(little) == [sentence]
     assert f"- {sentence}\n" in markdown(little)
     assert sentence in write_page([little], folder / "page").read_text()
+    alone = replace(little, compared=[replace(one, seeds=0) for one in little.compared])
+    assert verdicts(alone) == [sentence.replace("shows.", "shows, as far as one seed tells.")]
+    (open_one,) = verdicts(replace(little, compared=[replace(difference(-0.01, 0.01), seeds=0)]))
+    assert open_one.endswith("The pattern is open.")
 
 
 def test_a_spread_is_that_of_a_run_if_runs_give_one() -> None:

@@ -28,7 +28,7 @@ from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
 from dml.runs import differences
-from dml.runs.collecting import Group, below_untrained, groups, leaves, said_below
+from dml.runs.collecting import BELOW, Group, below_untrained, groups, leaves, said_below
 from dml.runs.scores import QUERIES, read_queries
 
 REPETITION = re.compile(r"(protocol\.)?(seed|split|fold|repeat)[=_]\d")  # a folder's name that tells no method
@@ -212,7 +212,7 @@ def _print_untrained(group: Group) -> None:
     if said:
         Console().print(f"untrained: {', '.join(said)}", highlight=False)
     if below := said_below(below_untrained(group.metrics), [group.metrics]):
-        Console().print(below, highlight=False)
+        Console().print(f"It is {below.removeprefix(BELOW.strip()).strip()}", highlight=False)
 
 
 def names(a: Path, b: Path) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from dml.runs.scores import read_embeddings
 
 KINDS = ("separated", "concatenated")
 
-MOST = 1000  # if there are more collections than this, so many are drawn, some of them twice
+MOST = 1000  # if there are more collections than this, so many are drawn; one that is drawn twice counts once
 
 Model = tuple[int, int]  # fold, repeat
 

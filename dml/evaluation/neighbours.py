@@ -17,7 +17,12 @@ PART = 1 << 26  # numbers of neighbours' embeddings that are held at once, 256 M
 
 @full_precision()
 def nearest(
-    queries: ArrayLike | Tensor, gallery: ArrayLike | Tensor | None = None, *, k: int, block: int | None = None
+    queries: ArrayLike | Tensor,
+    gallery: ArrayLike | Tensor | None = None,
+    *,
+    k: int,
+    block: int | None = None,
+    classes: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finds the k nearest gallery items of each query, nearest first; among equally near ones the lower index is first.
 
@@ -26,6 +31,8 @@ def nearest(
         gallery: `[M,D]`. None: the queries are the gallery, each without itself.
         k: how many items to find for each query.
         block: queries at a time, as for `dml.evaluation.metrics.rank`.
+        classes: labels of the queries `[Q]` and of the gallery `[M]`, on the device of the embeddings. If given, of
+            equally near items those of the query's class come last, as the metrics rank them.
 
     Returns:
         Euclidean distances `[Q,k]` float32 and indices into the gallery `[Q,k]` int64.
@@ -48,7 +55,7 @@ def nearest(
     def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, Tensor]:
         if gallery is None:
             strip.hide(at[:, None])
-        found = _first_of_equals(strip, k)
+        found = _first_of_equals(strip, k, None if classes is None else (classes[0][at], classes[1]))
         parts = zip(found.split(rows_of_part), at.split(rows_of_part), strict=True)
         apart = [
             torch.linalg.vector_norm(space.gallery[near, :-1] - space.queries[of, None], dim=2) for near, of in parts
@@ -62,10 +69,14 @@ def nearest(
     return distances.cpu().numpy(), indices.cpu().numpy()
 
 
-def _first_of_equals(strip: Strip, k: int) -> Tensor:
-    """Returns the columns of the k largest scores, `[b,k]`, the lower of two equal ones first; topk alone takes any."""
+def _first_of_equals(strip: Strip, k: int, classes: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Returns the columns of the k largest scores, `[b,k]`, the lower of two equal ones first; topk alone takes any.
+    With the classes `[b]` of rows and `[M]` of columns, of equal ones those of the row's class are last."""
     scores = strip.scores
     row, column = (scores >= strip.largest(k)[:, -1:]).nonzero().unbind(1)
+    if classes is not None:
+        last = (classes[0][row] == classes[1][column]).byte().argsort(stable=True)
+        row, column = row[last], column[last]
     order = scores[row, column].argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
     held = row.bincount(minlength=len(scores))

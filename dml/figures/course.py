@@ -99,9 +99,11 @@ def recall_over_steps(lines: Mapping[str, Mapping[int, float]], y: str = "Recall
 
 
 def reclustered(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a remark for the caption if the images were clustered only once, else an empty string."""
+    """Returns what the caption says of the overlap with the clusters before; there are none before a single one."""
     steps = [record["step"] for record in records if "clusters/0/images" in record]
-    return f". They were grouped once, at step {steps[0]}, and never again in this run" if len(steps) == 1 else ""
+    if len(steps) == 1:
+        return f". They were grouped once, at step {steps[0]}, and never again in this run"
+    return ", and its overlap with the learner's previous cluster (intersection over union)"
 
 
 def _one_clustering(images: Sequence[float], step: int) -> Figure:

@@ -100,8 +100,9 @@ def _histograms(axes: Axes, kinds: Mapping[str, tuple[Tensor, str]], limits: tup
     there = {name: (values.double().numpy(), colour) for name, (values, colour) in kinds.items() if len(values)}
     if not there:
         return
-    every = np.concatenate([values for values, _ in there.values()])
-    low, high = (float(np.clip(np.quantile(every, q), *limits)) for q in (0.0005, 0.9995))
+    # The ends of each kind: there may be far fewer values of one kind than of the others.
+    ends = np.array([np.quantile(values, (0.0005, 0.9995)) for values, _ in there.values()])
+    low, high = (float(np.clip(end, *limits)) for end in (ends[:, 0].min(), ends[:, 1].max()))
     margin = max(0.03 * (high - low), 1e-4)
     low, high = max(limits[0], low - margin), min(limits[1], high + margin)
     widths = [
@@ -137,7 +138,8 @@ def class_sizes(sizes: Sequence[int], recalls: Sequence[float], title: str) -> F
     means = [[np.mean(np.compress(fifth == f, of)) for of in (sizes, recalls)] for f in np.unique(fifth)]
     axes.plot(*zip(*means, strict=True), color=RED, marker="s", linewidth=1.5, label="mean of a fifth of the classes")
     if max(sizes) / min(sizes) >= 8:
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2)  # in base 10, labels such as 3 x 10^0 overlap
+        axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set(xlabel="queries of the class", ylabel=title)
@@ -158,7 +160,7 @@ def embedding_map(points: np.ndarray, outcome: np.ndarray, title: str) -> Figure
     figure = canvas(6, 5)
     axes = figure.subplots()
     for label, kind, colour, marker in (
-        ("no query, or none with a positive", -1, GREY, "."),
+        ("no query here, or none with a positive", -1, GREY, "."),
         ("nearest image right", 1, BLUE, "o"),
         ("nearest image wrong", 0, RED, "x"),
     ):

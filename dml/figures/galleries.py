@@ -120,7 +120,8 @@ def neighbours_of(queries: Embedded, gallery: Embedded | None, cameras: np.ndarr
     there = len(searched.labels) - (gallery is None)
     k = max(1, min(k, there - most))
     where = None if gallery is None else gallery.embeddings.flatten(1)
-    distances, found = nearest(queries.embeddings.flatten(1), where, k=min(k + most, there))
+    classes = queries.labels, searched.labels
+    distances, found = nearest(queries.embeddings.flatten(1), where, k=min(k + most, there), classes=classes)
     own = searched.labels.cpu().numpy()[found] == queries.labels.cpu().numpy()[:, None]
     hidden = np.zeros_like(own) if out is None else out.of(found)
     order = np.lexsort((own, distances, hidden), axis=1)

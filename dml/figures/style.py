@@ -34,9 +34,10 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("$", r"\$")
 
 
-def wrapped(lines: Iterable[str]) -> dict[str, str]:
-    """Maps each label, which may be a whole command line, to itself broken into lines for a legend."""
-    return {line: textwrap.fill(plain(line), 120) for line in lines}
+def wrapped(lines: Iterable[str], width: int = 120) -> dict[str, str]:
+    """Maps each label, which may be a whole command line, to itself broken into lines of `width` letters for a legend;
+    120 fit into 9 inches, 90 into 6."""
+    return {line: textwrap.fill(plain(line), width) for line in lines}
 
 
 def height(labels: Iterable[str]) -> float:

@@ -83,7 +83,7 @@ def over(lines: Mapping[str, Sequence[Measured]], x: str, y: str, dashed: Collec
         x, y: titles of the axes.
         dashed: labels of the lines that are dashed.
     """
-    labels = wrapped(lines)
+    labels = wrapped(lines, 90)
     figure = canvas(6, 3.2 + height(labels.values()))
     axes = figure.subplots()
     for i, (line, points) in enumerate(lines.items()):
@@ -126,6 +126,7 @@ def collections(lines: Sequence[tuple[str, Mapping[str, tuple[Sequence[float], S
         axes.scatter(apart, [at] * len(apart), s=60, facecolors="none", edgecolors="C3")
     axes.set_yticks(range(len(rows)), names, fontsize=8)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="MAP@R (circles: one repetition each)")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.grid(alpha=0.3, axis="x")
     return figure
 
@@ -152,7 +153,7 @@ def difference_plot(
     axes.axvline(0, color="black", linewidth=1)
     axes.axvline(estimate, color="C3", linewidth=1.5, label=f"difference {estimate:+.4f}")
     axes.axvspan(*interval, color="C3", alpha=0.12, linewidth=0, label="95 % interval over classes")
-    axes.set(xlabel=plain(title), yticks=[])
+    axes.set(xlabel=textwrap.fill(plain(title), 80), yticks=[])
     legend_above(axes, columns=2)
     return figure
 
@@ -200,6 +201,5 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
             one.grid(alpha=0.3, axis="x")
         above.set_title(title, fontsize=10)
         above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
-        said = "95 % interval over test classes, and seeds if there are several; grey: 0 is in it"
-        below.set_xlabel(f"{metric} less {base}, points\n({said})", fontsize=8)
+        below.set_xlabel(f"{metric} less {base}, points\n(95 % interval; grey: 0 is in it)", fontsize=8)
     return figure

@@ -61,8 +61,15 @@ def _from_here(path: str) -> str:
     return shown_path(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
 
 
-def page_of(results: Sequence[Found], trained: Trained, size: int) -> str:
-    """Returns the page of a search, HTML with thumbnails; `size` is the number of images in the gallery."""
+def page_of(results: Sequence[Found], trained: Trained, size: int, least: float | None = None) -> str:
+    """Returns the page of a search, HTML with thumbnails.
+
+    Args:
+        results: of each query.
+        trained: the embedding.
+        size: number of images in the gallery.
+        least: the threshold below which images were left out; None: none was.
+    """
     picture = cache(_thumbnail)
     most = 1 + max((len(found.paths) for found in results), default=0)
     shown = results[: max(1, min(ON_PAGE, THUMBNAILS // most))]
@@ -86,6 +93,7 @@ def page_of(results: Sequence[Found], trained: Trained, size: int) -> str:
         method=type(trained.method).__name__,
         checkpoint=shown_path(trained.checkpoint),
         step=trained.step,
+        least=least,
     )
 
 

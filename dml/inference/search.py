@@ -160,7 +160,7 @@ def search(
     page = folder / PAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(page, page_of(results, trained, len(gallery.paths)))
+        write_atomically(page, page_of(results, trained, len(gallery.paths), least))
     except OSError as error:
         raise UserError(f"{page} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Results: {page}")

@@ -297,8 +297,7 @@ class DCES(Method):
         drawn = [
             Plot(
                 "clusters",
-                "Number of training images in each learner's cluster, and its overlap with the learner's previous "
-                f"cluster (intersection over union){reclustered(log)}",
+                f"Number of training images in each learner's cluster{reclustered(log)}",
                 clusters_over_steps(log),
             ),
             Plot(

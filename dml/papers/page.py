@@ -156,6 +156,11 @@ def markdown(experiment: Experiment) -> str:
             lines = [[row, *("" if one is None else interval(one) for one in cells)] for row, cells in several.items()]
             text = tabulate(lines, headers=["", *less.settings], tablefmt="github", disable_numparse=True)
             tables.append(f"{less.title} less {experiment.compared_with}:\n\n{text}\n")
+    if any(" ± " in table for table in tables):
+        tables.append("Mean ± standard deviation (n - 1) over n seeds.\n")
+    if experiment.compared:
+        known = "" if all(one.seeds for one in experiment.compared) else "; those of one seed over classes alone"
+        tables.append(f"Differences in points, with 95 % intervals over test classes and seeds{known}.\n")
     if any(_fewer(experiment, one) for one in experiment.compared):
         tables.append("Differences are over the seeds that both rows have.\n")
     if said := verdicts(experiment):

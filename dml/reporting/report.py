@@ -87,7 +87,7 @@ def write_report(
         of_learners=tables.get("learners"),
         classes=tested.classes,
         examples=_examples(tested, shown),
-        confusions=[(one, [shown.place[p] for p in one.examples if p in shown.place]) for one in tested.confusions],
+        confusions=[(one, [shown.place[p] for p in one.examples if p in shown.place][:2]) for one in tested.confusions],
         of_a_class=tested.of_a_class,
         drawn_galleries=tested.ranking is None,
         most=SHOWN,
@@ -194,7 +194,9 @@ def _of_scores(metrics: Mapping[str, float], tested: Retrieved, log: Sequence[Ma
     of = "learners" if learners > 1 else "slices"
     rates = course.constant_rates(log)
     said = "" if not rates else f"; the rate was constant ({', '.join(f'{n} {r:g}' for n, r in rates.items())})"
-    yield Plot("curves", f"Training loss and Recall@1 on the {monitor(metrics)} classes{said}", course.curves(log))
+    seen = " and training" if any(f"seen/{HEADLINE}" in record for record in log) else ""
+    caption = f"Training loss and Recall@1 on the {monitor(metrics)}{seen} classes"
+    yield Plot("curves", caption + (", and learning rates" if rates is None else said), course.curves(log))
     if learners > 1:
         caption = "Recall@1 of each learner and of the ensemble"
         yield Plot("learners", caption, embeddings.learner_bars(metrics, learners))

@@ -41,7 +41,7 @@ class Confusion:
         names: of the two classes.
         count: how many queries of one class have their nearest image in the other.
         share: of the queries of both classes.
-        examples: the indices of up to two such queries.
+        examples: the indices of these queries.
     """
 
     names: tuple[str, str]
@@ -178,7 +178,7 @@ class Retrieved:
                 (self.records.class_names[a], self.records.class_names[b]),
                 len(places),
                 len(places) / max(1, sizes[a] + sizes[b]),
-                tuple(places[:2]),
+                tuple(places),
             )
             for (a, b), places in pairs.items()
         ]

@@ -24,7 +24,7 @@ BELOW = " ↓"
 BELOW_SAYS = "↓ below the untrained network: before its first step, the same network had a better figure on the test."
 
 HARMED = (
-    " Recall@1 and MAP@R are both below, so the training taught it nothing that helps on the test: check the learning "
+    " Where Recall@1 and MAP@R are both below, the training taught nothing that helps on the test: check the learning "
     "rate, the loss and the number of steps."
 )
 

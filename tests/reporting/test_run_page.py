@@ -103,7 +103,7 @@ def test_a_query_without_another_image_of_its_class_does_not_count() -> None:
     assert [(outcome == kind).sum() for kind in (-1, 0, 1)] == [59, *(np.bincount(tested.right[:2], minlength=2))]
     drawn = embedding_map(np.random.default_rng(0).normal(size=(61, 2)), outcome, "as drawn by chance")
     sizes = {one.get_label(): len(one.get_offsets()) for one in drawn.axes[0].collections}
-    assert sizes.pop("no query, or none with a positive") == 59
+    assert sizes.pop("no query here, or none with a positive") == 59
     assert sum(sizes.values()) == 2
 
 
