@@ -165,6 +165,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert apart["classes"].low != pytest.approx(apart["images"].low)
     assert content["classes"]["p"] == pytest.approx(apart["classes"].p)
     assert content["classes"]["p"] < 1e-10
+    assert "<0.0001" in said
+    assert "0.0000" not in said
     assert content["classes"]["seeds"] == 0
     assert "without what another seed changes (give several runs)" in said
     assert sorted(path.name for path in out.iterdir()) == [

@@ -252,7 +252,12 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
         means, of = [float(value.mean()) for value in values], metric(name)
         for over, d in by.items():
             differences = [f"{value:+{of.format}}" for value in (d.estimate, d.low, d.high)]
-            cells = (*map(of.written, means), differences[0], " ".join(differences[1:]), f"{d.p:.4f}")
+            cells = (
+                *map(of.written, means),
+                differences[0],
+                " ".join(differences[1:]),
+                f"{d.p:.4f}" if d.p >= 1e-4 else "<0.0001",
+            )
             rows.append((of.title, f"over {over}", *cells))
         content[name] = {"a": means[0], "b": means[1]} | {
             over: {k: v for k, v in asdict(d).items() if k != "draws"} for over, d in by.items()

@@ -164,6 +164,7 @@ def _markdown(
     table: Sequence[Group], shown: Mapping[str, str], differ: Sequence[Difference], head: Sequence[str]
 ) -> str:
     parts = [", ".join(head), _tabulated(_cells(table, shown), "github")]
+    parts += ["Mean ± standard deviation (n - 1) over n runs."] if any(len(one.runs) > 1 for one in table) else []
     parts += [said] if (said := _below(table, shown)) else []
     if differ:
         parts += ["What differs:", _tabulated([_differing(one, table) for one in differ], "github")]
