@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 from omegaconf import DictConfig
 from scipy.stats import t
 
-from dml.analysis.comparison import over_classes, paired
+from dml.analysis.comparison import over_classes, over_sums, paired
 from dml.errors import UserError
 from dml.evaluation.interval import Estimate, Spread
 from dml.papers.catalogue import read_experiment
-from dml.papers.classes import ByClass, keep_classes, kept
+from dml.papers.classes import ByClass, compare_rows, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
 from dml.papers.page import markdown
@@ -123,6 +124,32 @@ def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Tr
     path.write_text(path.read_text().replace("us/table2", "us/table3"))
     with pytest.raises(UserError, match="spread_of names 'us/table3', which is no experiment"):
         read_experiment("us/table1")
+
+
+def test_folds_of_one_training_tell_the_spread(two: Experiment, train: Train, tmp_path: Path) -> None:
+    """The differences of two rows fold by fold: a fold that is hard for both counts for neither."""
+    for row in ("base", "mine"):
+        train(row, tmp_path / "out")
+    record_finished(two, [], tmp_path / "out")
+    before = {one.metric: one for one in read_experiment("us/table1").compared}["map@r"]
+    folds = {"base": [0.1, 0.2, 0.3, 0.4], "mine": [0.15, 0.22, 0.36, 0.45]}
+    lines = [
+        replace(one, runs=4, of_runs={"map@r": folds[one.row]})
+        for one in kept(read_experiment("us/table1"))
+        if one.seed == 0
+    ]
+    (tmp_path / "experiments" / "us" / "table1.classes.jsonl").unlink()
+    keep_classes(read_experiment("us/table1"), lines)
+    found = {one.metric: one for one in compare_rows(read_experiment("us/table1"))}
+    assert (found["map@r"].seeds, found["recall@1"].seeds) == (3, 0)
+    apart = np.subtract(folds["mine"], folds["base"])
+    base, mine = (np.array(one.sums["map@r"]) for one in lines)
+    sizes = np.array(lines[0].sizes)
+    alone = over_sums(base, mine, sizes)
+    expected = over_sums(base, mine, sizes, Spread(float(np.var(apart, ddof=1)) / 4, 3))
+    assert (found["map@r"].low, found["map@r"].high) == pytest.approx((expected.low, expected.high))
+    assert found["map@r"].low < alone.low
+    assert before.seeds == 2
 
 
 def over_sums_of(found: Compared, alone: Compared) -> Estimate:

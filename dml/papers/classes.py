@@ -7,7 +7,7 @@ are compared that were trained on different machines or months apart, and the ru
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from dml.analysis.comparison import over_sums, runs_of
 from dml.errors import UserError
-from dml.evaluation.interval import spread_over_seeds
+from dml.evaluation.interval import Spread, spread_over_seeds
 from dml.evaluation.metric import METRICS
 from dml.files import alone, write_atomically
 from dml.papers.catalogue import read_experiment
@@ -37,6 +37,7 @@ class ByClass:
         classes: `[C]`, their names.
         sizes: `[C]`, queries of each class.
         sums: by name of a metric, `[C]`, the sum over the queries of each class.
+        of_runs: by name of a metric, the mean over the queries of each run; empty if there is one run.
     """
 
     row: str
@@ -49,6 +50,7 @@ class ByClass:
     classes: list[str]
     sizes: list[int]
     sums: dict[str, list[float]]
+    of_runs: dict[str, list[float]] = field(default_factory=dict)  # the oldest lines have none
 
 
 def by_class(training: Training, folder: Path, changes: Sequence[str]) -> ByClass:
@@ -69,14 +71,16 @@ def by_class(training: Training, folder: Path, changes: Sequence[str]) -> ByClas
     if not valid.any():
         raise UserError(f"no query of {folder} has an image of its class in the gallery: there is nothing to compare.")
     classes, number, sizes = np.unique(runs[0].classes[valid], return_inverse=True, return_counts=True)
-    sums = {}
+    sums, of_runs = {}, {}
     for name in (one.name for one in METRICS if "compare" in one.tables):
         found = [of for of in (run.metric(name) for run in runs) if of is not None]
         if len(found) == len(runs):
             of_classes = np.bincount(number, np.mean(found, axis=0)[valid])
             sums[name] = [round(float(one), DIGITS) for one in of_classes]
+            if len(runs) > 1:
+                of_runs[name] = [round(float(of[valid].mean()), DIGITS) for of in found]
     place = (training.row, training.part, training.key, training.seed, list(changes))
-    return ByClass(*place, len(runs), digests.pop(), classes.tolist(), sizes.tolist(), sums)
+    return ByClass(*place, len(runs), digests.pop(), classes.tolist(), sizes.tolist(), sums, of_runs)
 
 
 def _digest(queries: Queries) -> str:
@@ -131,7 +135,8 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
 
     Trainings of the seeds that both have count, or all if they have none in common. The interval is over classes and
     seeds. How much seeds change is pooled over all rows of a part and setting, and of the experiments in
-    `spread_of`; it is not in the interval if none of them has several seeds.
+    `spread_of`. Of trainings that are several runs each, as those of MLRC, it is the spread of the differences between
+    their runs, fold by fold. It is not in the interval if nothing tells it.
 
     Raises:
         UserError: two rows were not tested on the same images, or there is no experiment of a name in `spread_of`.
@@ -161,7 +166,7 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
         for metric in base[0].sums:
             if all(metric in one.sums for one in (*base, *mine)):
                 spread = spread_over_seeds(_figures(side, metric) for side in alike)
-                of_both = spread and spread.of_difference(len(mine), len(base))
+                of_both = _between_runs(mine, base, metric) or (spread and spread.of_difference(len(mine), len(base)))
                 d = over_sums(_mean(base, metric), _mean(mine, metric), np.array(base[0].sizes), of_both)
                 figures = (d.estimate, d.low, d.high, d.p)
                 against = experiment.compared_with
@@ -180,6 +185,14 @@ def _sides(experiment: Experiment) -> dict[tuple[str, str, tuple[str, ...]], lis
 def _figures(side: Sequence[ByClass], metric: str) -> list[float]:
     """Returns a metric of each training, the mean over its queries."""
     return [sum(one.sums[metric]) / sum(one.sizes) for one in side if metric in one.sums]
+
+
+def _between_runs(mine: Sequence[ByClass], base: Sequence[ByClass], metric: str) -> Spread | None:
+    """Returns the spread of a difference of means over runs, from the differences of runs in the same place."""
+    a, b = (np.array([value for one in side for value in one.of_runs.get(metric, [])]) for side in (mine, base))
+    if len(a) < 2 or len(a) != len(b):
+        return None
+    return Spread(float((a - b).var(ddof=1)) / len(a), len(a) - 1)
 
 
 def _mean(side: Sequence[ByClass], metric: str) -> np.ndarray:

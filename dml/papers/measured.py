@@ -86,7 +86,7 @@ class Compared:
         low, high: bounds of its 95 % interval.
         p: of the test that there is no difference.
         runs: number of runs of the row, and of the other row; each query counts with its mean over the runs.
-        seeds: degrees of freedom of the spread over seeds that the interval contains; 0: it contains none.
+        seeds: degrees of freedom of the spread over seeds or folds that the interval contains; 0: it contains none.
     """
 
     row: str
