@@ -13,7 +13,7 @@ from scipy.stats import t
 from dml.analysis.comparison import over_classes, over_sums, paired
 from dml.errors import UserError
 from dml.evaluation.interval import Estimate, Spread
-from dml.papers.catalogue import read_experiment
+from dml.papers.catalogue import names, read_experiment
 from dml.papers.classes import ByClass, compare_rows, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
@@ -110,8 +110,7 @@ def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Tr
     record_finished(read_experiment("us/table1"), [], tmp_path / "one")
     alone = {one.metric: one for one in read_experiment("us/table1").compared}
     assert [one.seeds for one in alone.values()] == [0, 0]
-    record_finished(read_experiment("us/table2"), [], tmp_path / "two")
-    record_finished(read_experiment("us/table1"), [], tmp_path / "one")
+    record_finished(read_experiment("us/table2"), [], tmp_path / "two")  # the intervals of the other one, too
     totals: dict[str, list[float]] = {}
     for one in kept(read_experiment("us/table2")):
         totals.setdefault(one.row, []).append(sum(one.sums["map@r"]) / sum(one.sizes))
@@ -124,6 +123,21 @@ def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Tr
     path.write_text(path.read_text().replace("us/table2", "us/table3"))
     with pytest.raises(UserError, match="spread_of names 'us/table3', which is no experiment"):
         read_experiment("us/table1")
+
+
+@pytest.mark.parametrize("name", [one for one in names() if read_experiment(one).compared])
+def test_recorded_differences_are_those_of_what_each_class_scored(name: str) -> None:
+    """Also where the spread over seeds comes from experiments that were recorded later."""
+    experiment = read_experiment(name)
+    recorded, derived = (
+        {(one.row, one.part, one.metric, *one.changes, *one.runs, one.seeds): one for one in compared}
+        for compared in (experiment.compared, compare_rows(experiment))
+    )
+    assert recorded.keys() == derived.keys()
+    for place, one in recorded.items():
+        again = derived[place]
+        figures = (again.estimate, again.low, again.high, again.p)
+        assert (one.estimate, one.low, one.high, one.p) == pytest.approx(figures, rel=1e-6, abs=1e-9), place
 
 
 def test_folds_of_one_training_tell_the_spread(two: Experiment, train: Train, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ class Estimate:
     def interval(self, seeds: Spread | None = None) -> tuple[float, float, float]:
         """Returns the lower and upper end of the 95 % interval, and the two-sided p of a mean of 0.
 
-        They are Student's, which holds for few classes too. The variance over classes and that over seeds are added
-        up, and so are their degrees of freedom, by Welch and Satterthwaite.
+        They are Student's, which holds for few classes too. The variances over classes and over seeds are added up;
+        the degrees of freedom of the sum are those of Welch (1947) and Satterthwaite (1946).
         """
         variance, freedom = self.error**2, float(self.freedom)
         if seeds is not None and seeds.variance > 0:

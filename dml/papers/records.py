@@ -14,7 +14,7 @@ from typing import Any
 
 from dml.configuration.composition import composed
 from dml.files import alone, atomic_path, write_atomically
-from dml.papers.catalogue import read_experiment
+from dml.papers.catalogue import names, read_experiment
 from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
 from dml.papers.experiment import Experiment, Training
@@ -149,7 +149,8 @@ def _tell_dropped(read: Experiment) -> None:
 
 
 def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -> None:
-    """Records the finished trainings; of an experiment with a comparison also the differences and a picture.
+    """Records the finished trainings; of an experiment with a comparison also the differences and a picture. So are
+    those of experiments that take the spread over seeds from this one.
 
     Raises:
         UserError: the figures of a training are damaged, or two rows were not tested on the same images.
@@ -162,9 +163,16 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
     if experiment.compared_with:
         trainings = _with_seeds(experiment, changes, out)
         keep_classes(experiment, [by_class(one, folder_of(one, out), changes) for one in trainings])
-        keep(experiment, compared=compare_rows(read_experiment(experiment.name)))
-        if (picture := comparison(read_experiment(experiment.name))) is not None:
-            path = experiment.record.with_suffix(".png")
-            with atomic_path(path) as new:
-                picture.savefig(new, format="png")
-            print(f"Drawn: {path}")
+        for name in (experiment.name, *(one for one in names() if experiment.name in read_experiment(one).spread_of)):
+            _compare(name)
+
+
+def _compare(name: str) -> None:
+    """Records and draws the differences between the rows of an experiment, from what each class scored."""
+    experiment = read_experiment(name)
+    keep(experiment, compared=compare_rows(experiment))
+    if (picture := comparison(read_experiment(name))) is not None:
+        path = experiment.record.with_suffix(".png")
+        with atomic_path(path) as new:
+            picture.savefig(new, format="png")
+        print(f"Drawn: {path}")
