@@ -3,7 +3,8 @@
 It makes a paired bootstrap over test classes, and one over images. Images of one class are not independent, and another
 test set would bring other classes. So the interval over classes is the one to report; the one over images is too
 narrow. For a folder of several runs (seeds or folds), each query counts with its mean over the runs. If a side has
-several, the interval over classes contains how much runs differ, too; of one run each it does not.
+several, the interval over classes contains how much runs differ, too (fold by fold if both have the same folds); of one
+run each it does not.
 """
 
 from pathlib import Path

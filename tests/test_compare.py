@@ -4,12 +4,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from omegaconf import DictConfig
+from scipy.stats import sem, ttest_1samp
 
 from dml.analysis.comparison import compare, names, over_classes, over_images, paired, runs_of
 from dml.compare import main
@@ -215,6 +216,33 @@ def test_several_runs_stand_for_their_mean(
     run("b", 1, "lr=0.5")
     with pytest.raises(UserError, match=r"b holds runs of 2 configurations \(lr=0.5; the rest by default\)"):
         compare(a, b, tmp_path / "out")
+
+
+def test_folds_are_paired(tmp_path: Path, configure: Callable[..., DictConfig]) -> None:
+    """A fold that is hard for both sides tells nothing of their difference; folders in another order change nothing."""
+    rng = np.random.default_rng(1)
+    gain, of_fold = 0.01 * rng.random((4, 2)), np.array([0.1, 0.5, 0.2, 0.9])
+
+    def side(name: str, column: int, folds: Sequence[int], *options: str) -> Path:
+        for place, fold in enumerate(folds):
+            given = ["protocol=mlrc", f"protocol.fold={fold}", "protocol.repeat=0", *options]
+            folder = tmp_path / name / f"{place}"
+            RunFolder(folder).open(configure("runtime.train_classes=3", *given), given)
+            RunFolder(folder).write_metrics({"test/map@r": 0.5})
+            saved(folder, np.full(len(CLASSES), of_fold[fold] + gain[fold, column]))
+        return tmp_path / name
+
+    a, b = side("a", 0, (0, 1, 2, 3)), side("b", 1, (3, 1, 0, 2), "lr=0.5")
+    both = paired(runs_of(a), runs_of(b))
+    steps = gain[:, 1] - gain[:, 0]
+    standard_error = sem(steps)
+    assert both.spreads["map@r"] == Spread(pytest.approx(standard_error**2), 3)
+    found = over_classes(*both.values["map@r"], both.classes, draws=100, spread=both.spreads["map@r"])
+    assert (found.estimate, found.p) == (pytest.approx(steps.mean()), pytest.approx(ttest_1samp(steps, 0).pvalue))
+    short = side("short", 0, (0, 1, 2))
+    apart = paired(runs_of(a), runs_of(short)).spreads["map@r"]
+    assert apart is not None
+    assert (apart.freedom, apart.variance > 100 * standard_error**2) == (5, True)
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
+from dml.configuration.trainings import axes_of
 from dml.console import print_columns
 from dml.errors import UserError
 from dml.evaluation import interval
@@ -29,7 +30,9 @@ from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
 from dml.runs import differences
 from dml.runs.collecting import BELOW, Group, below_untrained, groups, leaves, said_below
-from dml.runs.scores import QUERIES, read_queries
+from dml.runs.folder import RunFolder
+from dml.runs.reading import reading
+from dml.runs.scores import QUERIES, REPEAT, read_queries
 
 REPETITION = re.compile(r"(protocol\.)?(seed|split|fold|repeat)[=_]\d")  # a folder's name that tells no method
 
@@ -114,6 +117,9 @@ class Paired:
 def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     """Pairs the queries of two sides, each of one or several run folders.
 
+    Where both sides have the same trainings of a protocol, as the folds of MLRC, the spread is that of the differences
+    between the runs of one training.
+
     Raises:
         UserError: the runs were not tested on the same queries and gallery, no query has a positive, or queries cannot
             be read.
@@ -134,15 +140,38 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     valid = first.best_rank > 0
     if not valid.any():
         raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
-    values, spreads = {}, {}
+    orders = _of_protocol(a), _of_protocol(b)
+    alike = len(a) == len(b) > 1 and [place for place, _ in orders[0]] == [place for place, _ in orders[1]] != []
+    values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    spreads: dict[str, interval.Spread | None] = {}
     for of in METRICS:
         if "compare" in of.tables:
             found = [_of_runs([queries.metric(of.name) for queries in side.values()], valid) for side in sides]
             if (runs_a := found[0]) is not None and (runs_b := found[1]) is not None:
                 values[of.name] = runs_a.mean(0), runs_b.mean(0)
-                spread = interval.spread_over_seeds([runs_a.mean(1), runs_b.mean(1)])
-                spreads[of.name] = spread and spread.of_difference(len(a), len(b))
+                figures = [runs.mean(1) for runs in (runs_a, runs_b)]
+                if alike:
+                    of_a, of_b = (side[[i for _, i in order]] for side, order in zip(figures, orders, strict=True))
+                    spreads[of.name] = interval.spread_of_pairs(of_a, of_b)
+                else:
+                    spread = interval.spread_over_seeds(figures)
+                    spreads[of.name] = spread and spread.of_difference(len(a), len(b))
     return Paired(values, spreads, first.classes[valid], (len(a), len(b)))
+
+
+def _of_protocol(folders: Sequence[Path]) -> list[tuple[tuple[int, ...], int]]:
+    """Returns, sorted, which training of its protocol each run is, such as its fold, and the run's place in `folders`;
+    empty if not all runs are trainings of a protocol that has several."""
+    found = []
+    for i, folder in enumerate(folders):
+        run = RunFolder(folder)
+        with reading(run.config_file, REPEAT):
+            config = run.config()
+            axes = axes_of(config.protocol) if config is not None else ()
+            if config is None or not axes:
+                return []
+            found.append((tuple(int(config.protocol[axis.name]) for axis in axes), i))
+    return sorted(found)
 
 
 def _of_runs(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:

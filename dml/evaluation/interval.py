@@ -56,6 +56,17 @@ def spread_over_seeds(groups: Iterable[Sequence[float] | np.ndarray]) -> Spread 
     return Spread(sum(float(((one - one.mean()) ** 2).sum()) for one in several) / freedom, freedom)
 
 
+def spread_of_pairs(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Spread:
+    """Returns the spread of the difference of two means over runs, each run of one side paired with one of the other.
+
+    Args:
+        a, b: `[runs]`, a figure of at least two runs of either side; those in the same place have for example the same
+            fold, which moves both alike.
+    """
+    differences = np.asarray(b, float) - np.asarray(a, float)
+    return Spread(float(differences.var(ddof=1)) / len(differences), len(differences) - 1)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean over queries, and how far it may be off.

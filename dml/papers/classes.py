@@ -15,7 +15,7 @@ import numpy as np
 
 from dml.analysis.comparison import over_sums, runs_of
 from dml.errors import UserError
-from dml.evaluation.interval import Spread, spread_over_seeds
+from dml.evaluation.interval import Spread, spread_of_pairs, spread_over_seeds
 from dml.evaluation.metric import METRICS
 from dml.files import alone, write_atomically
 from dml.papers.catalogue import read_experiment
@@ -189,10 +189,8 @@ def _figures(side: Sequence[ByClass], metric: str) -> list[float]:
 
 def _between_runs(mine: Sequence[ByClass], base: Sequence[ByClass], metric: str) -> Spread | None:
     """Returns the spread of a difference of means over runs, from the differences of runs in the same place."""
-    a, b = (np.array([value for one in side for value in one.of_runs.get(metric, [])]) for side in (mine, base))
-    if len(a) < 2 or len(a) != len(b):
-        return None
-    return Spread(float((a - b).var(ddof=1)) / len(a), len(a) - 1)
+    a, b = ([value for one in side for value in one.of_runs.get(metric, [])] for side in (base, mine))
+    return spread_of_pairs(a, b) if len(a) == len(b) > 1 else None
 
 
 def _mean(side: Sequence[ByClass], metric: str) -> np.ndarray:
