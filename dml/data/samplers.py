@@ -278,6 +278,11 @@ class Clusters(Sampler):
             raise UserError("No cluster holds two images of each of two classes: lower method.K.")
         self.clusters = [(images, self.rule.within(images)) for images in drawn]
 
+    @property
+    def drawn(self) -> int:
+        """The number of images that are drawn; the others rest."""
+        return sum(len(images) for images, _ in self.clusters)
+
     def batches(self, start: int) -> Iterator[np.ndarray]:
         if start >= self.whole_from:
             return self.rule.batches(start)

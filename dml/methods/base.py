@@ -186,7 +186,7 @@ class Method(TrainedModule, Waits):
         """Embeds images `[B,3,H,W]` in [0,1]: learners `[B,L,d]`, each row of unit norm.
 
         The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
-        the mean of the learners' squared distances (ABE eq. 3).
+        the mean of the learners' squared distances (cf. ABE eq. 3).
         """
         return self.learners(self.normalized(images)).embeddings
 

@@ -1,5 +1,7 @@
 """Clusters of training images: how they are matched to learners, and the distances of negative pairs in them (DCES)."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -29,7 +31,7 @@ class Remembered:
         self.embeddings.index_copy_(0, torch.searchsorted(self.rows, index), embeddings.detach()[last].float())
 
 
-def fixed_grouping(kind: str, k: int, labels: np.ndarray, seed: int) -> np.ndarray | None:
+def blind_grouping(kind: str, k: int, labels: np.ndarray, seed: Sequence[int]) -> np.ndarray | None:
     """Returns the learner `[N]` of each image for a grouping that does not use embeddings; None for any other kind.
 
     Args:
@@ -42,7 +44,7 @@ def fixed_grouping(kind: str, k: int, labels: np.ndarray, seed: int) -> np.ndarr
     if kind == "one":
         return np.zeros(len(labels), np.int64)
     if kind == "random":
-        return np.random.default_rng([seed, 0, 2]).permutation(len(labels)) % k
+        return np.random.default_rng(seed).permutation(len(labels)) % k
     if kind == "labels":
         sizes = np.bincount(labels)
         middle = np.cumsum(sizes) - sizes / 2  # a class belongs to the run that its middle image lies in

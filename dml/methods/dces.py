@@ -22,7 +22,7 @@ from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images
 from dml.figures.plot import Plot
 from dml.methods.base import Batch, Method, NewHead, NewLoss, Output, share
-from dml.methods.clusters import Remembered, fixed_grouping, match_clusters, negative_distances, overlaps
+from dml.methods.clusters import Remembered, blind_grouping, match_clusters, negative_distances, overlaps
 from dml.models.backbones.stages import Backbone
 from dml.models.heads import Slices
 
@@ -73,8 +73,8 @@ class DCES(Method):
         full_embedding_from: share of the steps after which the full embedding is trained, on clustered batches until
             `finetune_from`.
         finetune_from: share of the steps after which batches are drawn from the whole training set; 1: never.
-        grouping: `kmeans`; or from Table 6: `random`, a fixed random partition of the images, or `labels`, the classes
-            in their order, cut into K runs of about equally many images.
+        grouping: `kmeans`; or from Table 6: `random`, another random partition of the images at each clustering, or
+            `labels`, the classes in their order, cut into K runs of about equally many images.
         space: what is clustered: the `embedding`, all learners concatenated (section 3.3), or L2-normalised `features`
             before the linear layer.
         match: `iou` matches clusters to learners (`match_clusters`); `none` assigns them in K-means's numbering.
@@ -197,11 +197,11 @@ class DCES(Method):
             whole_from=round(self.finetune_from * self.total_steps),
         )
         self.sampler = data.sampler = Clusters(data.sampler, self.schedule.period, self.schedule.whole_from)
-        fixed = self._fixed_grouping()
-        if fixed is None and self.schedule.whole_from:
+        blind = self._blind_grouping(0)
+        if blind is None and self.schedule.whole_from:
             need_faiss()
-        # Checks now that the sampler's rule can draw inside clusters, and inside fixed ones.
-        self.sampler.regroup(np.zeros(data.train_images, np.int64) if fixed is None else fixed)
+        # Checks now that the sampler's rule can draw inside clusters, and inside those that are known.
+        self.sampler.regroup(np.zeros(data.train_images, np.int64) if blind is None else blind)
 
     def on_step_end(self, step: int) -> dict[str, float]:
         """Clusters every T epochs, and merges the losses when the slices are merged (Algorithm 1)."""
@@ -214,7 +214,7 @@ class DCES(Method):
         return self._regroup(step)
 
     def _regroup(self, step: int) -> dict[str, float]:
-        previous, clusters = self.clusters, self._fixed_grouping()
+        previous, clusters = self.clusters, self._blind_grouping(step)
         embeddings = None
         if clusters is None:
             embeddings = self._embeddings(step)
@@ -237,16 +237,17 @@ class DCES(Method):
             self.negatives = negative_distances(embeddings, clusters, self.sampler.labels)
         sizes = np.bincount(clusters, minlength=self.K)
         figures = {f"clusters/{k}/images": float(size) for k, size in enumerate(sizes)}
+        figures["clusters/resting"] = 1 - self.sampler.drawn / len(clusters)
         if previous is not None:
             kept = np.diag(overlaps(previous, clusters, self.K))
             figures |= {f"clusters/{k}/iou": float(overlap) for k, overlap in enumerate(kept)}
             figures |= {"clusters/iou": float(kept.mean()), "clusters/moved": float((previous != clusters).mean())}
         return figures
 
-    def _fixed_grouping(self) -> np.ndarray | None:
+    def _blind_grouping(self, step: int) -> np.ndarray | None:
         """Returns the learner `[N]` of each training image if it does not depend on embeddings, else None."""
         kind = "one" if self.K == 1 else self.grouping
-        return fixed_grouping(kind, self.K, self.sampler.labels, self.sampler.seed)
+        return blind_grouping(kind, self.K, self.sampler.labels, [self.sampler.seed, step, 2])
 
     def _embeddings(self, step: int) -> np.ndarray:
         """Returns the vectors to cluster, `[N,D]` float32, the same on every rank."""

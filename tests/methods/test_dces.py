@@ -374,11 +374,11 @@ def test_negative_distances_are_a_loop() -> None:
         assert {round(distance, 6) for distance in found.tolist()} == expected
 
 
-def grouping(config: DictConfig) -> list[int]:
+def grouping(config: DictConfig, step: int = 0) -> list[int]:
     """The learner of each training image."""
     method = train.prepare_run(config, RunFolder(Path("unused")))[0].method
     assert isinstance(method, DCES)
-    found = method._fixed_grouping()
+    found = method._blind_grouping(step)
     assert found is not None
     return found.tolist()
 
@@ -391,6 +391,24 @@ def test_groupings_of_table_6(configure: Configure) -> None:
     assert np.bincount(one).tolist() == [36, 36]
     assert one == again
     assert one != other
+
+
+@pytest.mark.slow
+def test_random_partitions_replace_clusterings(configure: Configure) -> None:
+    """Table 6 has them in place of K-means, so every T epochs brings another one, and no image rests for good."""
+    watch = Watch()
+    method, folder = fit(configure(*SMALL, "method.grouping=random", "sampler.m=2"), watch)
+    seen = {step: watch.clusters[step].tolist() for step in range(12)}
+    assert [step for step in range(1, 12) if seen[step] != seen[step - 1]] == [4, 8]
+    for clusters in seen.values():
+        assert np.bincount(clusters).tolist() == [36, 36]
+    logged = [record for record in read_metrics(folder / "metrics.jsonl") if "clusters/resting" in record]
+    labels = method.sampler.labels
+    for record in logged:
+        clusters = np.array(seen[record["step"]])
+        alone = [i for i in range(72) if ((labels == labels[i]) & (clusters == clusters[i])).sum() == 1]
+        assert record["clusters/resting"] == pytest.approx(len(alone) / 72)
+    assert any(record["clusters/resting"] > 0 for record in logged)
 
 
 @pytest.mark.slow
