@@ -223,13 +223,15 @@ def test_folds_are_paired(tmp_path: Path, configure: Callable[..., DictConfig]) 
     rng = np.random.default_rng(1)
     gain, of_fold = 0.01 * rng.random((4, 2)), np.array([0.1, 0.5, 0.2, 0.9])
 
-    def side(name: str, column: int, folds: Sequence[int], *options: str) -> Path:
+    def side(name: str, column: int, folds: Sequence[int], *options: str, repeats: int = 1) -> Path:
         for place, fold in enumerate(folds):
-            given = ["protocol=mlrc", f"protocol.fold={fold}", "protocol.repeat=0", *options]
-            folder = tmp_path / name / f"{place}"
-            RunFolder(folder).open(configure("runtime.train_classes=3", *given), given)
-            RunFolder(folder).write_metrics({"test/map@r": 0.5})
-            saved(folder, np.full(len(CLASSES), of_fold[fold] + gain[fold, column]))
+            for repeat in range(repeats):
+                given = ["protocol=mlrc", f"protocol.fold={fold}", f"protocol.repeat={repeat}", *options]
+                folder = tmp_path / name / f"{place}.{repeat}"
+                RunFolder(folder).open(configure("runtime.train_classes=3", *given), given)
+                RunFolder(folder).write_metrics({"test/map@r": 0.5})
+                score = of_fold[fold] + gain[fold, column] + 0.05 * (repeat - (repeats - 1) / 2)
+                saved(folder, np.full(len(CLASSES), score))
         return tmp_path / name
 
     a, b = side("a", 0, (0, 1, 2, 3)), side("b", 1, (3, 1, 0, 2), "lr=0.5")
@@ -239,6 +241,9 @@ def test_folds_are_paired(tmp_path: Path, configure: Callable[..., DictConfig]) 
     assert both.spreads["map@r"] == Spread(pytest.approx(standard_error**2), 3)
     found = over_classes(*both.values["map@r"], both.classes, draws=100, spread=both.spreads["map@r"])
     assert (found.estimate, found.p) == (pytest.approx(steps.mean()), pytest.approx(ttest_1samp(steps, 0).pvalue))
+    twice = paired(runs_of(side("twice", 0, (2, 0, 1, 3), "protocol.repeats=2", repeats=2)), runs_of(b))
+    assert twice.runs == (8, 4)
+    assert twice.spreads["map@r"] == Spread(pytest.approx(standard_error**2), 3)
     short = side("short", 0, (0, 1, 2))
     apart = paired(runs_of(a), runs_of(short)).spreads["map@r"]
     assert apart is not None

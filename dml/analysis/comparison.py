@@ -118,7 +118,7 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     """Pairs the queries of two sides, each of one or several run folders.
 
     Where both sides have the same trainings of a protocol, as the folds of MLRC, the spread is that of the differences
-    between the runs of one training.
+    in each.
 
     Raises:
         UserError: the runs were not tested on the same queries and gallery, no query has a positive, or queries cannot
@@ -140,8 +140,8 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     valid = first.best_rank > 0
     if not valid.any():
         raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
-    orders = _of_protocol(a), _of_protocol(b)
-    alike = len(a) == len(b) > 1 and [place for place, _ in orders[0]] == [place for place, _ in orders[1]] != []
+    places = _places(a), _places(b)
+    alike = len(set(places[0])) > 1 and set(places[0]) == set(places[1]) and all(map(_balanced, places))
     values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     spreads: dict[str, interval.Spread | None] = {}
     for of in METRICS:
@@ -151,27 +151,35 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
                 values[of.name] = runs_a.mean(0), runs_b.mean(0)
                 figures = [runs.mean(1) for runs in (runs_a, runs_b)]
                 if alike:
-                    of_a, of_b = (side[[i for _, i in order]] for side, order in zip(figures, orders, strict=True))
-                    spreads[of.name] = interval.spread_of_pairs(of_a, of_b)
+                    spreads[of.name] = interval.spread_of_pairs(*map(_in_places, figures, places))
                 else:
                     spread = interval.spread_over_seeds(figures)
                     spreads[of.name] = spread and spread.of_difference(len(a), len(b))
     return Paired(values, spreads, first.classes[valid], (len(a), len(b)))
 
 
-def _of_protocol(folders: Sequence[Path]) -> list[tuple[tuple[int, ...], int]]:
-    """Returns, sorted, which training of its protocol each run is, such as its fold, and the run's place in `folders`;
-    empty if not all runs are trainings of a protocol that has several."""
+def _places(folders: Sequence[Path]) -> list[tuple[int, ...]]:
+    """Returns which training of its protocol each run is, such as its fold; empty if not all are of such a protocol.
+    Repetitions are in the same place."""
     found = []
-    for i, folder in enumerate(folders):
+    for folder in folders:
         run = RunFolder(folder)
         with reading(run.config_file, REPEAT):
             config = run.config()
-            axes = axes_of(config.protocol) if config is not None else ()
+            axes = [] if config is None else [axis for axis in axes_of(config.protocol) if not axis.repeats]
             if config is None or not axes:
                 return []
-            found.append((tuple(int(config.protocol[axis.name]) for axis in axes), i))
-    return sorted(found)
+            found.append(tuple(int(config.protocol[axis.name]) for axis in axes))
+    return found
+
+
+def _balanced(places: Sequence[tuple[int, ...]]) -> bool:
+    return len({places.count(place) for place in places}) == 1
+
+
+def _in_places(figures: np.ndarray, places: Sequence[tuple[int, ...]]) -> list[float]:
+    """Returns the mean of the figures `[runs]` in each place, in ascending order of places."""
+    return [float(figures[[place == one for place in places]].mean()) for one in sorted(set(places))]
 
 
 def _of_runs(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray | None:

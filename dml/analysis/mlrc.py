@@ -94,8 +94,8 @@ def aggregate(folders: Sequence[Path]) -> list[Aggregate]:
     """Collects the trainings below the folders and aggregates those of each configuration.
 
     Raises:
-        UserError: there are no such trainings, a fold has none, two are of the same fold and repetition, repetitions do
-            not differ in their seed, or trainings were tested on different images.
+        UserError: there are no such trainings, a fold has none, two are of the same fold and repetition, two have
+            the same seed, or trainings were tested on different images.
     """
     runs = [run for run in leaves(folders) if any(axis.collected for axis in axes_of(run.config.protocol))]
     if not runs:
@@ -137,7 +137,7 @@ def _model(run: FinishedRun) -> Model:
     axes = axes_of(run.config.protocol)
     fold, repeat = (
         sum(_number(run, axis.name) for axis in of)
-        for of in ([axis for axis in axes if axis.collected], [axis for axis in axes if axis.reseeds])
+        for of in ([axis for axis in axes if axis.collected], [axis for axis in axes if axis.repeats])
     )
     return fold, repeat
 
@@ -148,17 +148,14 @@ def _number(run: FinishedRun, option: str) -> int:
 
 
 def _check_seeds(models: Mapping[Model, FinishedRun]) -> None:
-    """Raises UserError unless each repetition has one seed of its own, without which they are not independent."""
-    of_seed: dict[int, int] = {}
-    for (_, repeat), run in models.items():
-        if of_seed.setdefault(int(run.config.seed), repeat) != repeat:
+    """Raises UserError unless each training has a seed of its own, without which they start alike."""
+    of_seed: dict[int, Path] = {}
+    for run in models.values():
+        if (other := of_seed.setdefault(int(run.config.seed), run.folder)) != run.folder:
             raise UserError(
-                f"repetition {repeat} in {run.folder} has the seed of repetition {of_seed[int(run.config.seed)]}, so "
-                "it repeats nothing: leave one of them out."
+                f"{other} and {run.folder} have the same seed, so their networks start alike: train one of them again, "
+                "with another seed."
             )
-    if len(of_seed) > len({repeat for _, repeat in models}):
-        folders = next(iter(models.values())).folder.parent
-        raise UserError(f"trainings of one repetition in {folders} have different seeds: aggregate each seed alone.")
 
 
 def _embeddings(folder: Path) -> dict[str, np.ndarray]:

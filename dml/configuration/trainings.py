@@ -6,6 +6,7 @@ from itertools import product
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from dml.errors import UserError
@@ -15,17 +16,19 @@ from dml.errors import UserError
 class Axis:
     """A number that tells the trainings of a protocol apart, such as the fold; a protocol's class lists them in `axes`.
 
+    Each training has a seed of its own, see `settle`.
+
     Attributes:
         name: the protocol's option that holds the number, from 0; a value of None there means all trainings.
         count: the protocol's option that says how many trainings there are along this axis.
-        reseeds: training i has the seed `seed + i`.
+        repeats: trainings along this axis differ in their seed alone.
         collected: one training of each number together make a result (`dml.analysis.mlrc`).
         shapes: the count itself changes each training, as the number of folds does.
     """
 
     name: str
     count: str
-    reseeds: bool = False
+    repeats: bool = False
     collected: bool = False
     shapes: bool = False
 
@@ -83,8 +86,11 @@ def trainings_of(config: DictConfig) -> dict[str, list[str]]:
 
 
 def settle(config: DictConfig) -> None:
-    """Adds the numbers of the axes with `reseeds` to the seed."""
-    for axis in axes_of(config.protocol):
-        number = config.protocol.get(axis.name)
-        if axis.reseeds and number is not None:
-            config.seed += number
+    """Gives a training of a protocol that has several a seed of its own, drawn from `seed` and the training's numbers.
+
+    With the same seed all folds would start from the same random layers, and a concatenation of their embeddings would
+    be one embedding four times. A run that stands for several trainings keeps its seed.
+    """
+    numbers = [config.protocol.get(axis.name) for axis in axes_of(config.protocol)]
+    if numbers and None not in numbers:
+        config.seed = int(np.random.SeedSequence(config.seed, spawn_key=numbers).generate_state(1)[0])

@@ -57,11 +57,11 @@ def spread_over_seeds(groups: Iterable[Sequence[float] | np.ndarray]) -> Spread 
 
 
 def spread_of_pairs(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> Spread:
-    """Returns the spread of the difference of two means over runs, each run of one side paired with one of the other.
+    """Returns the spread of the difference of two means, whose terms are paired.
 
     Args:
-        a, b: `[runs]`, a figure of at least two runs of either side; those in the same place have for example the same
-            fold, which moves both alike.
+        a, b: `[n]`, n > 1, a figure of either side, for example in each fold, which moves both alike. Repetitions of a
+            fold are not independent of one another, so their mean is one term.
     """
     differences = np.asarray(b, float) - np.asarray(a, float)
     return Spread(float(differences.var(ddof=1)) / len(differences), len(differences) - 1)

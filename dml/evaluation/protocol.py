@@ -229,8 +229,8 @@ class RandomClassSplit(Conventional):
     result is the mean and standard deviation over several such splits.
 
     Args:
-        split: number of the split, from 0. Its classes depend on `seed` and this number alone, so every method and
-            every training seed meets the same splits.
+        split: number of the split, from 0. Its classes depend on `protocol.seed` and this number alone, so every method
+            and every seed of a run meets the same splits. Each training has a seed of its own.
         splits: number of splits.
         seed: of the splits.
         options: those of `Conventional`, without `select`.
@@ -270,11 +270,12 @@ class MLRC(Conventional):
 
     The training classes, which are half of all, are cut in their order into folds. One training validates on one fold
     and trains on the others; the checkpoint that is best on the fold's classes is tested. `dml.aggregate` computes the
-    result of the trainings of all folds together.
+    result of the trainings of all folds together. Each training has a seed of its own, so each starts from other random
+    layers, as in the reality check's own code.
 
     Args:
         fold: number of the fold for validation, from 0.
-        repeat: number of the repetition, from 0. It trains with the seed `seed + repeat`.
+        repeat: number of the repetition, from 0.
         folds, repeats: how many folds and repetitions there are.
         arithmetic: where n classes are cut into k folds. `linspace`: at `floor(i n / k)`, so every class is validated
             once. `mlrc`, as in the reality check's own code: each fold has `floor(n / k)` classes, so the last
@@ -286,7 +287,7 @@ class MLRC(Conventional):
         UserError: `fold` or `repeat` is not below its number, or `select` is given.
     """
 
-    axes = (Axis("repeat", "repeats", reseeds=True), Axis("fold", "folds", collected=True, shapes=True))
+    axes = (Axis("repeat", "repeats", repeats=True), Axis("fold", "folds", collected=True, shapes=True))
     keeps_embeddings = True
 
     def __init__(

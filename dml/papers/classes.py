@@ -189,8 +189,10 @@ def _figures(side: Sequence[ByClass], metric: str) -> list[float]:
 
 def _between_runs(mine: Sequence[ByClass], base: Sequence[ByClass], metric: str) -> Spread | None:
     """Returns the spread of a difference of means over runs, from the differences of runs in the same place."""
-    a, b = ([value for one in side for value in one.of_runs.get(metric, [])] for side in (base, mine))
-    return spread_of_pairs(a, b) if len(a) == len(b) > 1 else None
+    a, b = ([one.of_runs.get(metric, []) for one in side] for side in (base, mine))
+    if len({len(runs) for runs in (*a, *b)}) > 1 or len(a[0]) < 2:
+        return None
+    return spread_of_pairs(np.mean(a, axis=0), np.mean(b, axis=0))
 
 
 def _mean(side: Sequence[ByClass], metric: str) -> np.ndarray:

@@ -222,7 +222,7 @@ def test_patience_needs_validation_classes(configure: Configure) -> None:
         run(configure(*TINY, "protocol.patience=2"), [])
 
 
-def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_training_has_a_seed_of_its_own(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     from hydra.types import RunMode
@@ -231,13 +231,13 @@ def test_a_repetition_has_a_seed_of_its_own(configure: Configure, monkeypatch: p
     fake = SimpleNamespace(overrides=SimpleNamespace(task=[], hydra=[]), mode=RunMode.RUN, sweeper={})
     monkeypatch.setattr("dml.launch.run.HydraConfig.get", lambda: fake)
     monkeypatch.setattr("dml.training.run.run", lambda config, overrides: seen.append(config.seed) or {})
-    for repeat in (0, 2):
-        task(
-            configure(
-                *TINY, "protocol=mlrc", "protocol.fold=0", "protocol.repeats=3", f"protocol.repeat={repeat}", "seed=5"
-            )
-        )
-    assert seen == [5, 7]
+    for repeat, fold, seed in ((0, 0, 5), (2, 0, 5), (0, 1, 5), (0, 0, 6), (0, 0, 5)):
+        numbers = [f"protocol.repeat={repeat}", f"protocol.fold={fold}", f"seed={seed}"]
+        task(configure(*TINY, "protocol=mlrc", "protocol.repeats=3", *numbers))
+    for split in (0, 1):
+        task(configure(*TINY, "protocol=random_class_split", f"protocol.split={split}", "seed=5"))
+    assert seen[0] == seen[4]
+    assert len(set(seen)) == len(seen) - 1
 
 
 def test_a_protocol_ranks_as_it_scores() -> None:
