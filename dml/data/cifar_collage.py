@@ -25,8 +25,11 @@ QUARTERS = 4
 def cifar_collage(root: str, kind: Literal["collage", "distilled"] = "collage", seed: Seed = 0) -> Records:
     """Makes 28,800 training and 19,200 test images, one for each image of a target class.
 
-    The result depends on `seed` alone. A superclass appears as two classes of the records, such as `fish/train` and
-    `fish/test`.
+    The result depends on `seed` alone. Training and test share no background. Validation classes are training classes
+    that a protocol holds out, so they share backgrounds with the others; the paper keeps those of validation apart,
+    too.
+
+    A superclass appears as two classes of the records, such as `fish/train` and `fish/test`.
 
     Args:
         root: see `dml.data.cifar.cifar100`.

@@ -61,7 +61,8 @@ def spread_of_pairs(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.nda
 
     Args:
         a, b: `[n]`, n > 1, a figure of either side, for example in each fold, which moves both alike. Repetitions of a
-            fold are not independent of one another, so their mean is one term.
+            fold are not independent of one another, so their mean is one term. Folds share training classes: the spread
+            holds for these classes, and other ones may change more (Nadeau & Bengio, Machine Learning 2003).
     """
     differences = np.asarray(b, float) - np.asarray(a, float)
     return Spread(float(differences.var(ddof=1)) / len(differences), len(differences) - 1)

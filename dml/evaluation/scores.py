@@ -29,6 +29,7 @@ TILE = 128
 LANES = 64
 # Columns of a product on a CPU: 128 x 4096 scores (2 MB) are still in the cache when their maxima are taken.
 CHUNK = 4096
+SAMPLE = 4096  # items of which the middle is taken at most
 MOST = 64 * TILE  # queries in a block at most: larger blocks are no faster on any GPU
 
 T = TypeVar("T")
@@ -50,13 +51,16 @@ class Space:
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor) -> "Space":
-        """Moves queries `[Q,D]` and gallery `[M,D]` so that the gallery's mean is 0, and scales them.
+        """Moves queries `[Q,D]` and gallery `[M,D]` so that the middle of the gallery is 0, and scales them.
 
         Distances do not change when all points move. Embeddings of an untrained network share a large component, which
-        would take up the leading digits of every float32 score. The scale is a power of two: it rounds nothing, and
-        keeps squares of very large or small embeddings within float32.
+        would take up the leading digits of every float32 score. The middle is a median, of some items if there are
+        many: a single outlier does not move it as it moves a mean, and since it has values of the data, whole numbers
+        stay whole, and what is equally near stays so. The scale is a power of two: it rounds nothing, and keeps squares
+        of very large or small embeddings within float32.
         """
-        centre = gallery.mean(0, dtype=torch.float64)
+        some = gallery[:: math.ceil(len(gallery) / SAMPLE)].double()
+        centre = some.sort(dim=0).values[len(some) // 2]
         largest = max(float((bound - centre).abs().max()) for x in (queries, gallery) for bound in x.aminmax(dim=0))
         unit = 2.0 ** math.frexp(largest)[1]
         points, items = ((x - centre).div_(unit).float() for x in (queries, gallery))

@@ -41,7 +41,8 @@ class Split:
 
         Training, validation and test must share neither a class nor an image. None of them may have an image of a class
         twice. No query may be in the gallery, unless the protocol leaves out the images of its camera, and so the query
-        itself. Of the queries, and of the validation images, one at least needs another image of its class to find.
+        itself; an image then has one camera. Of the queries, and of the validation images, one at least needs another
+        image of its class to find.
 
         Raises:
             UserError: one of these does not hold, or a part is empty.
@@ -56,7 +57,7 @@ class Split:
                     f"the split of {records.name} has a row as {part} that is none of its {len(records)} images: look "
                     "at what the protocol's `parted` returns."
                 )
-        _Overlaps(records, rows).check(with_own_image=self.cameras is not None)
+        _Overlaps(records, rows).check(self.cameras)
         labels = {part: records.labels[of_part] for part, of_part in rows.items()}
         for part in ("queries", "validation"):
             gallery = labels.get("gallery") if part == "queries" else None
@@ -77,7 +78,7 @@ class _Overlaps:
         self.records, self.rows = records, rows
         self.image = records.paths.files.places  # [N]: a number that is the same for rows of the same image file
 
-    def check(self, with_own_image: bool) -> None:
+    def check(self, cameras: np.ndarray | None) -> None:
         parts = list(self.rows)
         for part in parts:
             self._once(part)
@@ -85,8 +86,10 @@ class _Overlaps:
             for b in parts[i + 1 :]:
                 if (a, b) != ("queries", "gallery"):
                     self._apart(a, b)
-                elif not with_own_image:
+                elif cameras is None:
                     self._no_query_in_the_gallery()
+                else:
+                    self._one_camera(cameras)
 
     def _once(self, part: str) -> None:
         rows = self.rows[part]
@@ -112,6 +115,14 @@ class _Overlaps:
         if len(rows):
             remedy = "a query would find itself: take it out of the gallery, or give it the role test alone"
             self._tell("a query and in the gallery too", rows, remedy)
+
+    def _one_camera(self, cameras: np.ndarray) -> None:
+        queries, gallery = self.rows["queries"], self.rows["gallery"]
+        images, first = np.unique(self.image[gallery], return_index=True)
+        known = queries[np.isin(self.image[queries], images)]
+        rows = known[cameras[known] != cameras[gallery[first[np.searchsorted(images, self.image[known])]]]]
+        if len(rows):
+            self._tell("a query and in the gallery with another camera", rows, "a query would find itself: name one")
 
     def _tell(self, where: str, rows: np.ndarray, remedy: str, of: str = "") -> None:
         raise UserError(

@@ -143,6 +143,40 @@ def test_tied_positives_follow_one_another():
     np.testing.assert_allclose(ranking.values["map@r"], (1 / 2 + 2 / 3) / 3)
 
 
+@pytest.mark.parametrize("far", [-6.0, -7.0, -9.0, -14.0, 1e7])
+def test_what_is_equally_near_ties_whatever_else_is_in_the_gallery(far: float) -> None:
+    """Moving all points by a mean that is no whole number would make unequal scores of equal distances."""
+    gallery, classes = np.array([[1.0], [-1.0], [1.0], [5.0], [far]]), np.array([1, 1, 0, 1, 0])
+    ranking = rank(np.zeros((1, 1)), np.array([1]), gallery=gallery, gallery_labels=classes)
+    assert ranking.best_rank == 2
+    np.testing.assert_allclose(ranking.values["map@r"], (1 / 2 + 2 / 3) / 3)
+
+
+@pytest.mark.parametrize("values", [(-1, 1), (0, 1), (-3, -2, 5)])
+def test_codes_of_whole_numbers_tie_exactly(values: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 6)
+    codes = rng.choice(values, (20, 12))[labels]
+    codes = np.where(rng.random(codes.shape) < 0.25, rng.choice(values, codes.shape), codes)
+    distances = ((codes[:, None] - codes) ** 2).sum(2)
+    same = (labels[:, None] == labels) & ~np.eye(len(labels), dtype=bool)
+    best = np.where(same, distances, distances.max() + 1).min(1)
+    nearer = (distances <= best[:, None]) & (labels[:, None] != labels)
+    assert ((distances == best[:, None]) & (labels[:, None] != labels)).any()
+    assert rank(codes.astype(np.float32), labels).best_rank.tolist() == (nearer.sum(1) + 1).tolist()
+
+
+def test_an_outlier_takes_no_digits_from_the_others() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) // 10
+    embeddings = (rng.normal(size=(20, 16))[labels] + rng.normal(size=(200, 16))).astype(np.float32)
+    embeddings[0] = 1e7
+    distances = ((embeddings[:, None].astype(float) - embeddings) ** 2).sum(2)
+    np.fill_diagonal(distances, np.inf)
+    nearest = labels[distances.argmin(1)] == labels
+    assert ((rank(embeddings, labels).best_rank == 1) == nearest)[1:].all()
+
+
 def test_queries_without_positive_are_counted_and_left_out():
     embeddings = np.array([[0.0], [1.0], [5.0], [5.5], [20.0]])
     labels = np.array([0, 0, 1, 2, 1])

@@ -86,6 +86,15 @@ def test_one_file_is_one_image(tmp_path: Path) -> None:
         Split(TRAIN, QUERY, GALLERY).check(records(linked))
 
 
+def test_an_image_has_one_camera() -> None:
+    """Else the protocol would leave out the images of the query's camera, and let the query find itself."""
+    cameras = np.arange(12)
+    with pytest.raises(UserError, match=r"images/4\.png .* is a query and in the gallery with another camera \(1 such"):
+        Split(TRAIN, QUERY, GALLERY, cameras=cameras).check(records(TWICE))
+    cameras[11] = cameras[4]
+    Split(TRAIN, QUERY, GALLERY, cameras=cameras).check(records(TWICE))
+
+
 def test_splits_as_they_should_be() -> None:
     data = records()
     for protocol in (Conventional(), Conventional(select="val_classes"), AcrossCameras(), OneImageGallery()):
