@@ -108,6 +108,41 @@ def test_adapters_start_as_nothing_and_merge_to_what_they_were(make: Callable[[]
     torch.testing.assert_close(net(images), before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "probe", "options"),
+    [
+        ("eva02_tiny_patch14_224", 56, {"depth": 2}),
+        ("swinv2_tiny_window8_256", 256, {"depths": (1, 1, 1, 1), "embed_dim": 24, "num_heads": (1, 2, 3, 3)}),
+        ("vit_small_patch16_dinov3_qkvb", 64, {"depth": 2}),
+    ],
+)
+def test_no_adapter_is_passed_over(name: str, probe: int, options: dict[str, Any]) -> None:
+    """These attentions use the weights of `qkv` themselves."""
+
+    def make() -> Backbone:
+        return timm_model(model_name=name, weights="none", options=options)
+
+    with pytest.raises(UserError, match=r"qkv can have no adapter"):
+        adapted(make, lora_layers=["qkv"])
+    net, _ = adapted(make)
+    for adapter, parameter in net.named_parameters():
+        if "lora_B" in adapter:
+            nn.init.normal_(parameter, std=0.05)
+    net(torch.rand(1, 3, probe, probe)).square().mean().backward()
+    assert [adapter for adapter in trained(net) if net.get_parameter(adapter).grad is None] == []
+
+
+def test_standardised_convolutions_have_no_adapters() -> None:
+    with pytest.raises(UserError, match=r"\.conv1 can have no adapter"):
+        adapted(lambda: timm_model(model_name="nfnet_l0", weights="none"), lora_layers=["conv1"])
+
+
+def test_a_distilled_transformer_keeps_no_classifier() -> None:
+    net = timm_model(model_name="deit_tiny_distilled_patch16_224", weights="none", options={"depth": 2})
+    net(torch.rand(1, 3, 32, 32)).square().mean().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+
+
 def test_an_adapter_adds_alpha_over_r_b_a() -> None:
     net, plain = adapted(MAKES["vit"], lora_rank=3, lora_alpha=7.0, lora_layers=["qkv"])
     names = {name.rpartition(".lora_A")[0] for name in trained(net) if "lora_A" in name}

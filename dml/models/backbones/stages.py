@@ -210,6 +210,7 @@ class Backbone(Stages):
 
     Attributes:
         source: of its weights; None: they are random.
+        probe: as given.
     """
 
     source: Source | None = None
@@ -236,6 +237,7 @@ class Backbone(Stages):
             stride=stride,
             behind=_behind(stages),
         )
+        self.probe = probe
         self.normalize = normalize
         self.branch = branch
         self.attention_depth = attention_depth

@@ -1,7 +1,7 @@
 """Chooses which part of a backbone is trained: all, its last stages, its norms, adapters beside its layers, or none."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from omegaconf import DictConfig
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dml.configuration.components import instantiate, without
 from dml.configuration.options import BACKBONE
 from dml.errors import UserError
-from dml.models.backbones.stages import Backbone
+from dml.models.backbones.stages import Backbone, measure_stages
 
 NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 ADAPTER = "lora"  # its name in peft's layers
@@ -44,7 +44,7 @@ def choose_trained(
         backbone: changed in place.
         train: `all`; `none`; `last:N`, the last N stages with weights; `norm`, the weights and biases of the norms; or
             `lora`, low-rank adapters (Hu et al. 2022) beside the linear layers, or beside the convolutions if there are
-            no linear layers.
+            no linear layers. Layers whose weights are used in another way than by the layer itself have none.
         batch_norm: `batch` uses the statistics of the batch and updates the running ones; `running` uses the running
             statistics and keeps them; `frozen` does so too, and trains neither weight nor bias of batch norm. Stages
             that are not trained, and all stages with adapters, use running statistics in any case.
@@ -110,37 +110,59 @@ def _adapt(backbone: Backbone, rank: int, alpha: float, layers: Sequence[str] | 
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("backbone.train=lora needs peft, which is not installed: pip install '.[lora]'.") from error
-    chosen = _linear(backbone) if layers is None else _named(backbone, layers)
+    can = _adaptable(backbone)
+    chosen = _linear(can) if layers is None else _named(backbone, layers, can)
     options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "target_modules": chosen}
     inject_adapter_in_model(LoraConfig(**options), backbone, adapter_name=ADAPTER)
     for name, parameter in backbone.named_parameters():
         parameter.requires_grad_(f".{ADAPTER}." in name)
 
 
-def _adaptable(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+def _adaptable(backbone: Backbone) -> dict[str, nn.Module]:
+    """Returns by name the layers beside which an adapter does what it should.
+
+    Some attentions never call a layer, and use its weights themselves, which passes over an adapter. Some convolutions
+    standardise their weights, and would do so to those of an adapter.
+    """
+    from timm.layers import Conv2dSame
+
+    plain = {
+        name: module
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear) or (type(module) in (nn.Conv2d, Conv2dSame) and module.groups == 1)
+    }
+    called: set[nn.Module] = set()
+    hooks = [module.register_forward_hook(lambda layer, *_: called.add(layer)) for module in plain.values()]
+    try:
+        measure_stages(dict(backbone.stages.items()), 3, backbone.probe)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: module for name, module in plain.items() if module in called}
 
 
-def _linear(backbone: Backbone) -> list[str]:
+def _linear(can: Mapping[str, nn.Module]) -> list[str]:
     """Returns the names of all linear layers, or of all convolutions if there is no linear layer."""
     for kind in (nn.Linear, nn.Conv2d):
-        found = [name for name, module in backbone.named_modules() if isinstance(module, kind) and _adaptable(module)]
+        found = [name for name, module in can.items() if isinstance(module, kind)]
         if found:
             return found
     raise UserError(
-        "backbone.train=lora: the backbone has neither a linear layer nor a convolution: choose all, last:N or norm."
+        "backbone.train=lora: the backbone has neither a linear layer nor a convolution that can have an adapter: "
+        "choose all, last:N or norm."
     )
 
 
-def _named(backbone: Backbone, layers: Sequence[str]) -> list[str]:
+def _named(backbone: Backbone, layers: Sequence[str], can: Mapping[str, nn.Module]) -> list[str]:
     modules = {name: module for name, module in backbone.named_modules() if not any(True for _ in module.children())}
     chosen = []
     for end in layers:
         found = [name for name in modules if f".{name}".endswith(f".{end}")]
-        fit = [name for name in found if _adaptable(modules[name])]
+        fit = [name for name in found if name in can]
         if not found or len(fit) < len(found):
-            what = "no layer of the backbone has this name" if not found else f"{found[0]} can have no adapter"
-            ends = sorted({name.rpartition(".")[2] for name, module in modules.items() if _adaptable(module)})
+            no = next((name for name in found if name not in fit), "")
+            what = f"{no} can have no adapter" if found else "no layer of the backbone has this name"
+            ends = sorted({name.rpartition(".")[2] for name in can})
             raise UserError(
                 f"backbone.lora_layers={list(layers)}: {what} ({end}): choose linear layers or plain convolutions, by "
                 f"the ends of their names, such as {', '.join(ends[:6])}."

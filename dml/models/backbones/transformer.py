@@ -103,7 +103,7 @@ def cut(network: Any, name: str) -> dict[str, nn.Module]:
         raise UserError(f"timm's {name} learns rotary positions for each block: choose another transformer.")
     blocks, norm = list(network.blocks), network.norm
     network.blocks, network.norm = nn.Sequential(), nn.Identity()
-    for rest in ("fc_norm", "head_drop", "head", "attn_pool"):  # modules after the map
+    for rest in ("fc_norm", "head_drop", "head", "head_dist", "attn_pool"):  # modules after the map
         if isinstance(getattr(network, rest, None), nn.Module):
             setattr(network, rest, nn.Identity())
     count = network.num_prefix_tokens
