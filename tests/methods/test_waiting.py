@@ -53,7 +53,7 @@ LOSSES = {
     "supcon": 7,
     "triplet": 6,
     "tuplet_margin": 2,
-    "xbm": 9,
+    "xbm": 13,
 }
 
 # Operators that cannot do without values, as torch.ops.aten names them; and those that are given a mask.
