@@ -6,7 +6,6 @@ from itertools import product
 from pkgutil import resolve_name
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 
 from dml.errors import UserError
@@ -91,6 +90,8 @@ def settle(config: DictConfig) -> None:
     With the same seed all folds would start from the same random layers, and a concatenation of their embeddings would
     be one embedding four times. A run that stands for several trainings keeps its seed.
     """
+    import numpy as np
+
     numbers = [config.protocol.get(axis.name) for axis in axes_of(config.protocol)]
     if numbers and None not in numbers:
         config.seed = int(np.random.SeedSequence(config.seed, spawn_key=numbers).generate_state(1)[0])
