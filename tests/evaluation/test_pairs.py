@@ -192,7 +192,8 @@ def test_what_has_no_pairs_is_told() -> None:
 @pytest.mark.exhaustive
 def test_sixty_thousand_images_take_less_than_a_gigabyte() -> None:
     script = """
-import resource, numpy as np
+import numpy as np
+from dml.bench.memory import resident
 from dml.evaluation.pairs import Pairs
 random = np.random.default_rng(0)
 labels = random.integers(0, 11316, 60502)
@@ -204,7 +205,7 @@ point = pairs.operating([1e-3])[0]
 matches = pairs.at(point.threshold)
 assert max(abs(matches.fmr - point.fmr), abs(matches.fnmr - point.fnmr)) < 1e-12
 matches.intervals(1000)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+print(resident("VmHWM"))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1
