@@ -163,7 +163,8 @@ class _Makers(TorchFunctionMode):
             kwargs.pop("pin_memory", None)  # a driver pins
         if function is Tensor.unbind and isinstance(args[0], There):  # its views cannot be made under inference mode
             at = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-            return tuple(args[0][(slice(None),) * at + (i,)] for i in range(args[0].shape[at]))  # maps carry tokens along
+            before = (slice(None),) * at  # maps of learners keep their tokens
+            return tuple(args[0][(*before, i)] for i in range(args[0].shape[at]))
         if function is Tensor.tolist and isinstance(args[0], There):
             return args[0].cpu().tolist()
         if function in (Tensor.__getitem__, Tensor.__setitem__) and isinstance(args[0], There):

@@ -127,7 +127,7 @@ POOL = {"_target_": "torch.nn.AdaptiveAvgPool2d", "output_size": 1}
 def test_a_name_is_taken_only_where_its_kind_belongs(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, part: str, said: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr("dml.models.weights.fetch", lambda *_: pytest.fail("downloaded"))
     with pytest.raises(UserError, match=r"asks for .* at [\w.]+, where no file of conf"):
         load_method(checkpoint({part: said}))
 
@@ -135,7 +135,7 @@ def test_a_name_is_taken_only_where_its_kind_belongs(
 def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr("dml.models.weights.fetch", lambda *_: pytest.fail("downloaded"))
     small = {"_target_": "dml.models.backbones.small.small", "weights_dir": str(tmp_path / "there")}
     for weights in ("http://127.0.0.1:9/x", "imagenet", "/etc/passwd"):
         assert (

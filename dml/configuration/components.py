@@ -39,8 +39,8 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
     """Makes a component with `hydra.utils.instantiate`, and turns a user's mistake into a UserError.
 
     Raises:
-        UserError: the component refused its options. A plain TypeError or ValueError, and any error of another package,
-            is told with the name of the component's option before it.
+        UserError: the component refused its options, or cannot read a file. A plain TypeError or ValueError, and any
+            error of another package, is told with the name of the component's option before it.
     """
     try:
         return hydra.utils.instantiate(config, **arguments)
@@ -50,6 +50,12 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
             cause = cause.__cause__
         if isinstance(cause, UserError):
             raise cause from None
+        if isinstance(cause, OSError) and cause.errno:  # the system's word on a file
+            where = cause.filename or "a file"
+            raise UserError(
+                f"{config._get_full_key(None)}: {where} cannot be read ({cause.strerror}): make it readable, or choose "
+                "another."
+            ) from error
         if isinstance(cause, TypeError | ValueError) or (isinstance(cause, Exception) and _of_a_library(cause)):
             said = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
             raise UserError(f"{config._get_full_key(None)}: {said}.") from error

@@ -79,13 +79,11 @@ class ImageCache:
         for start in range(0, len(self._pixels), READ):
             self._pixels[start : start + READ].max()
 
-    def __contains__(self, row: int) -> bool:
-        at = self._rows.searchsorted(row)
-        return bool(at < len(self._rows) and self._rows[at] == row)
-
     def image(self, row: int) -> Image.Image:
         """Returns the picture of a row, with the same bits as when it was cached."""
-        _, offset, height, width = self._places[self._rows.searchsorted(row)].tolist()
+        at = self._rows.searchsorted(row)
+        assert self._rows[at] == row
+        _, offset, height, width = self._places[at].tolist()
         pixels = self._pixels[offset : offset + 3 * height * width]
         return Image.frombuffer("RGB", (width, height), pixels, "raw", "RGB", 0, 1)
 

@@ -40,10 +40,8 @@ def cars196(
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files are missing or damaged, an annotation is of another data set, or an option is unknown.
+        UserError: files are missing or damaged, or an annotation is of another data set.
     """
-    if crop not in ("none", "box"):
-        raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
     folder = Path(root)
     if (folder / WHOLE).exists() and (folder / "car_ims").is_dir():
         sources = [(folder / WHOLE, "")]

@@ -26,10 +26,8 @@ def cub200(
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files are missing or damaged, or an option is unknown.
+        UserError: files are missing or damaged.
     """
-    if crop not in ("none", "box"):
-        raise UserError(f"dataset.crop={crop} is unknown: choose none or box.")
     folder = Path(root)
     paths = _by_image(folder / "images.txt")
     labels = _by_image(folder / "image_class_labels.txt")

@@ -53,6 +53,8 @@ class DataModule(LightningDataModule):
             only the training pictures if no more fit.
 
     Attributes:
+        kept_rows: rows, ascending, of which caches keep a training image: `train_rows` and the data set's, so that
+            folds share a cache.
         train_cache, test_cache: the results of the transforms' first step; None, as at the start: that step is done
             each time.
         batch_rows: `[b]`, rows of the records in the current training batch, on the host: reading them from the batch
@@ -85,6 +87,7 @@ class DataModule(LightningDataModule):
         self.records, self.sampler = records, sampler
         self.train_transform, self.test_transform, self._seed = train_transform, test_transform, seed
         self.train_rows, self.query_rows, self.gallery_rows = train_rows, query_rows, gallery_rows
+        self.kept_rows = np.union1d(records.train_rows, train_rows)
         self._workers, self.eval_batch_size = num_workers, eval_batch_size
         self.train_cache: ImageCache | None = None
         self.test_cache: ImageCache | None = None
@@ -219,7 +222,7 @@ class DataModule(LightningDataModule):
         whole = stored(self.test_transform, kept.test, np.arange(len(self.records)), 1)
         own = whole
         if kept.train != kept.test or kept.copies is not None:
-            own = stored(self.train_transform, kept.train, np.sort(self.records.train_rows), kept.copies or 1)
+            own = stored(self.train_transform, kept.train, self.kept_rows, kept.copies or 1)
         self._stored = own, whole
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from dml.data.cache import Damaged
 from dml.data.check import digest
-from dml.data.paths import NO_FILE
 from dml.data.records import Records
 from dml.errors import UserError
 from dml.files import alone, write_atomically
@@ -105,14 +104,8 @@ def build_store(
         cache_dir: see `paths.cache_dir`. The folder's name is a hash of the settings and of `records.stamps`.
 
     Raises:
-        UserError: the images are no files and have no `source`, one of them cannot be read, or the folder cannot be
-            written.
+        UserError: an image cannot be read, or the folder cannot be written.
     """
-    if records.source is None and (records.paths.files.sizes[rows] == NO_FILE).any():
-        raise UserError(
-            f"The images of dataset {records.name} do not lie in files of their own, so a cache cannot tell whether "
-            "they changed: set dataset.cache=none."
-        )
     key = digest(settings, (f"\n{stamp}" for stamp in records.stamps(rows)))
     folder = Path(cache_dir) / f"features-{key}"
     try:

@@ -41,10 +41,8 @@ def inshop(
         strict, unreadable: see `dml.data.official.records`.
 
     Raises:
-        UserError: files are missing or damaged, or an option is unknown.
+        UserError: files are missing or damaged.
     """
-    if images not in ("img", "img_highres"):
-        raise UserError(f"dataset.images={images} is unknown: choose img or img_highres.")
     folder = Path(root)
     path = folder / LIST if (folder / LIST).exists() else folder / "Eval" / LIST
     items = []

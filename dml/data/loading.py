@@ -62,10 +62,8 @@ class Images(Dataset[Item]):
             return {"at": self.stored.place(row, copy), "label": label, "index": row}
         if self.held is not None:
             return {"view": self.held.numbers(row, self.transform.moves), "label": label, "index": row}
-        if self.cache is not None and row in self.cache:
-            picture = self.cache.image(row)
-        else:
-            picture = self.transform.prepared(self.records.image(row))
+        cache = self.cache
+        picture = self.transform.prepared(self.records.image(row)) if cache is None else cache.image(row)
         return {"image": self.transform.pixels(picture), "label": label, "index": row}
 
     def finish(self, batch: Any) -> Any:

@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 import dml
 from dml.configuration.options import check_plain
 from dml.data.dataset import open_dataset
-from dml.data.fetch import fetch
 from dml.data.records import Records
 from dml.data.unpack import DamagedArchive, take
 from dml.errors import UserError
+from dml.fetch import fetch
 from dml.files import alone, folder_of_url, write_atomically
 
 DEPTH = 5  # levels of folders in which the layout is looked for: re-packagings nest it
@@ -118,7 +118,7 @@ def given(source: str, downloads: Path, **known: Any) -> list[Path]:
     Args:
         source: a path or a URL.
         downloads: folder that keeps what was downloaded.
-        known: `md5` and `at_most` of a download, see `dml.data.fetch.fetch`.
+        known: `md5` and `at_most` of a download, see `dml.fetch.fetch`.
 
     Raises:
         UserError: the path does not exist, or the download fails.
@@ -134,7 +134,7 @@ def given(source: str, downloads: Path, **known: Any) -> list[Path]:
 def _download(url: str, downloads: Path, name: str | None = None, **known: Any) -> Path:
     """Downloads a file into its URL's folder.
 
-    `known`: see `dml.data.fetch.fetch`.
+    `known`: see `dml.fetch.fetch`.
     """
     try:
         name = name or Path(unquote(urlparse(url).path)).name or "download"

@@ -141,7 +141,7 @@ def pictures(size: int) -> list[Image.Image]:
     return [Image.effect_noise(shape, 64).convert("RGB") for shape in shapes]
 
 
-def check_transform(transform: Transform, size: int, option: str, draws: bool = True) -> None:
+def check_transform(transform: Transform, size: int, option: str, draws: bool = True) -> bool:
     """Checks a transform by applying it to some pictures.
 
     Args:
@@ -150,10 +150,14 @@ def check_transform(transform: Transform, size: int, option: str, draws: bool = 
         option: name of the transform's option, for messages.
         draws: whether the transform may be random.
 
+    Returns:
+        Whether the transform is random.
+
     Raises:
         UserError: the transform fails, makes anything else than `[3,S,S]` uint8, or is random although `draws` is
             False.
     """
+    random = False
     for picture in pictures(size):
         of = f"a picture of {picture.width}x{picture.height}"
         with torch.random.fork_rng(devices=[]):
@@ -173,12 +177,5 @@ def check_transform(transform: Transform, size: int, option: str, draws: bool = 
             raise UserError(
                 f"{option} is random, but every evaluation has to see the same images: leave random operations out."
             )
-
-
-def transform_draws(transform: Transform, size: int) -> bool:
-    """Says whether a transform that was checked is random."""
-    with torch.random.fork_rng(devices=[]):
-        before = torch.get_rng_state()
-        for picture in pictures(size):
-            transform.pixels(transform.prepared(picture))
-        return not torch.equal(before, torch.get_rng_state())
+        random = random or drawn
+    return random

@@ -45,7 +45,7 @@ class GeneralizedSumPool(LearnsLater, Waits):
             losses on proxies an epoch.
 
     Raises:
-        UserError: there are more prototypes than embeddings that `kcenter` chooses from.
+        UserError: there are more prototypes than embeddings that `kcenter` chooses from, or `init_steps` without it.
     """
 
     pooled: Tensor
@@ -67,6 +67,8 @@ class GeneralizedSumPool(LearnsLater, Waits):
             raise UserError(
                 f"head.m={m} is more than the {SEEDS} embeddings that head.init=kcenter chooses from: lower it."
             )
+        if init_steps and init != "kcenter":
+            raise UserError(f"head.init_steps={init_steps} is for head.init=kcenter: set that, or head.init_steps=0.")
         self.mu, self.eps, self.solver, self.iterations = mu, eps, solver, iterations
         self.prototypes = nn.Parameter(F.normalize(torch.randn(m, dim)))
         self.exponent = nn.Parameter(torch.tensor(3.0)) if then == "gemean" else None
@@ -115,10 +117,10 @@ class GeneralizedSumPool(LearnsLater, Waits):
         return (self.prototypes,) if self.waiting else ()
 
     def waits(self, images: int) -> dict[str, int]:
-        waits = {f"head.init_steps={self.init_steps}": self.init_steps}
-        if self.waiting:
-            waits[f"head.init=kcenter ({SEEDS} images)"] = math.ceil(SEEDS / images)
-        return waits
+        if not self.waiting:
+            return {}
+        chosen = math.ceil(SEEDS / images)
+        return {f"head.init_steps={self.init_steps}": self.init_steps, f"head.init=kcenter ({SEEDS} images)": chosen}
 
     def _summed_up(self, cells: Tensor) -> Tensor:
         """Pools weighted embeddings as `then` says: `[B,d,n] -> [B,d]`."""

@@ -1,7 +1,6 @@
 """Loads weights from a file, a URL or a published source into a module: checked, and without running pickled code."""
 
 import hashlib
-import http.client
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -9,14 +8,14 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlparse
 
 import torch
 from torch import Tensor, nn
 
 from dml.errors import UserError
-from dml.files import folder_of_url, read_json, read_tensors
+from dml.fetch import fetch
+from dml.files import alone, folder_of_url, read_json, read_tensors
 from dml.hub import SCHEME, folder_of, licence_of
 
 # Keys of classifiers and auxiliary classifiers in published files (torchvision, Cadene, Caffe), not of the backbone.
@@ -189,17 +188,18 @@ def _download(url: str, folder: Path) -> Path:
     path = folder / name
     if path.is_file():
         return path
+    by_hand = f"put the file at {path} by hand, or set backbone.weights=none"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(url, str(path), _hash_prefix(path))
-    except RuntimeError as error:  # torch.hub raises it for a wrong hash
-        raise UserError(f"{url} does not match the hash in its name ({error}): try again, or another source.") from None
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()  # it holds the connection
-        raise UserError(
-            f"cannot download {url} ({error}): put the file at {path} by hand, or set backbone.weights=none."
-        ) from None
+        with alone(folder / f".{name}.lock"):
+            fetch(url, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): {by_hand}.") from None
+    except UserError as error:
+        raise UserError(f"{error} Otherwise {by_hand}.") from None
+    if not _sha256(path).startswith(_hash_prefix(path) or ""):
+        path.unlink()
+        raise UserError(f"{url} does not match the hash in its name: try again, or another source.")
     return path
 
 
@@ -212,13 +212,17 @@ def _hash_prefix(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _checked(path: Path, is_users: bool) -> str:
     """Returns the file's SHA-256. Raises UserError if the name of its blob in the hub's cache says another.
 
     So may the file's own name, but not that of a user's file: there, digits may be anything, such as a step.
     """
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _sha256(path)
     blob = path.resolve().name
     said = (None if is_users else _hash_prefix(path)) or (blob if re.fullmatch("[a-f0-9]{64}", blob) else "")
     if not digest.startswith(said):

@@ -18,9 +18,10 @@ from dml.data.dataset import open_dataset
 from dml.data.features import KeptFeatures
 from dml.data.images import VERSION
 from dml.data.on_device import check_views
+from dml.data.paths import NO_FILE
 from dml.data.records import Records, renumbered
 from dml.data.room import check_room
-from dml.data.transforms import Transform, check_transform, transform_draws, transform_of
+from dml.data.transforms import check_transform, transform_of
 from dml.errors import UserError
 from dml.evaluation.clustering import need_faiss
 from dml.evaluation.protocol import Conventional
@@ -93,7 +94,7 @@ def build(config: DictConfig) -> Parts:
     _check_waits(method, config.trainer.max_steps, config.sampler.batch_size)
     method.configure_optimizers()  # so that options that torch refuses are told before anything is written
     parts = Parts(records, split, protocol, data, method, complexity(method, config.image_size))
-    data.train_cache, data.test_cache = _caches(config, records, data.train_transform, data.test_transform)
+    data.train_cache, data.test_cache = _caches(config, records, data)
     return parts
 
 
@@ -116,13 +117,15 @@ def _check_sizes(config: DictConfig) -> None:
 
 
 def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: int) -> DataModule:
-    """Raises UserError for options of kept features that do not fit together."""
+    """Raises UserError for a transform that cannot be applied, or features that cannot be kept."""
     if config.transform.copies is not None and config.dataset.cache != "features":
         raise UserError(
             f"transform.copies={config.transform.copies} is for features that are kept: set dataset.cache=features, or "
             "transform.copies=null."
         )
-    train, test = transforms(config)
+    train, test = transform_of(config.transform.train), transform_of(config.transform.test)
+    draws = check_transform(train, config.image_size, "transform.train")
+    check_transform(test, config.image_size, "transform.test", draws=False)
     train_labels = renumbered(records.labels[split.train])[1]
     sampler = instantiate(config.sampler, labels=train_labels, seed=config.seed)
     return DataModule(
@@ -137,13 +140,23 @@ def _data(config: DictConfig, records: Records, split: Split, eval_batch_size: i
         num_workers=config.trainer.num_workers,
         eval_batch_size=eval_batch_size,
         on_device=config.dataset.cache == "device",
-        features=_features(config, train) if config.dataset.cache == "features" else None,
+        features=_features(config, records, draws) if config.dataset.cache == "features" else None,
     )
 
 
-def _features(config: DictConfig, train: Transform) -> KeptFeatures:
-    """Says which features are to be kept. Raises UserError if a random training transform has no copies to be kept."""
-    copies, draws = config.transform.copies, transform_draws(train, config.image_size)
+def _features(config: DictConfig, records: Records, draws: bool) -> KeptFeatures:
+    """Says which features are to be kept.
+
+    Raises:
+        UserError: a random training transform (`draws`) has no copies to be kept, another one has, or nothing tells
+            whether images changed.
+    """
+    copies = config.transform.copies
+    if records.source is None and (records.paths.files.sizes == NO_FILE).any():
+        raise UserError(
+            f"The images of dataset {records.name} do not lie in files of their own, so a cache cannot tell whether "
+            "they changed: set dataset.cache=none."
+        )
     if draws and copies is None:
         raise UserError(
             "dataset.cache=features computes the features of an image once, and transform.train is random: set "
@@ -171,18 +184,9 @@ def _features(config: DictConfig, train: Transform) -> KeptFeatures:
     )
 
 
-def transforms(config: DictConfig) -> tuple[Transform, Transform]:
-    """Makes the transforms for training and evaluation. Raises UserError if one cannot be applied."""
-    train, test = transform_of(config.transform.train), transform_of(config.transform.test)
-    check_transform(train, config.image_size, "transform.train")
-    check_transform(test, config.image_size, "transform.test", draws=False)
-    return train, test
-
-
-def _caches(
-    config: DictConfig, records: Records, train: Transform, test: Transform
-) -> tuple[ImageCache | None, ImageCache | None]:
+def _caches(config: DictConfig, records: Records, data: DataModule) -> tuple[ImageCache | None, ImageCache | None]:
     """Makes the caches for training and evaluation; they are the same object if both transforms begin alike."""
+    train, test = data.train_transform, data.test_transform
     if config.dataset.cache in ("none", "features"):
         return None, None
     if config.dataset.cache == "device":
@@ -194,9 +198,9 @@ def _caches(
     whole = build_cache(records, everything, test, settings, config.paths.cache_dir)
     own = whole
     if repr(train.first) != repr(test.first):
-        own = build_cache(records, records.train_rows, train, settings, config.paths.cache_dir)
+        own = build_cache(records, data.kept_rows, train, settings, config.paths.cache_dir)
     if config.dataset.cache == "memory":
-        needed = whole.size(everything) + (own.size(records.train_rows) if own is not whole else 0)
+        needed = whole.size(everything) + (own.size(data.kept_rows) if own is not whole else 0)
         check_room(f"the images of {records.name}", needed, torch.device("cpu"), "memory", "disk")
         for one in {whole, own}:
             one.read()

@@ -62,7 +62,6 @@ def seeded(transform: Transform, picture: Image.Image) -> torch.Tensor:
 def test_the_same_bits(records: Records, tmp_path: Path, name: str) -> None:
     transform, rows = TRANSFORMS[name], np.array([3, 17, 0, 22, 9])
     cache = build_cache(records, rows, transform, "", tmp_path / "cache")
-    assert [row in cache for row in range(24)] == [row in rows for row in range(24)]
     for row in rows.tolist():
         assert torch.equal(
             seeded(transform, cache.image(row)), seeded(transform, transform.prepared(records.image(row)))

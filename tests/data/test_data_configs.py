@@ -14,7 +14,7 @@ from PIL import Image
 from dml.configuration.composition import CONF
 from dml.data.dataset import open_dataset
 from dml.data.glyphs import glyphs
-from dml.training.build import transforms
+from dml.data.transforms import transform_of
 from tests.components import components
 
 Configure = Callable[..., DictConfig]
@@ -23,8 +23,9 @@ Configure = Callable[..., DictConfig]
 @pytest.mark.parametrize("name", components("transform"))
 def test_every_transform(configure: Configure, name: str) -> None:
     image = Image.new("RGB", (50, 40), (255, 255, 255))
-    for transform in transforms(configure("dataset=glyphs", f"transform={name}", "image_size=28")):
-        assert transform(image).shape == (3, 28, 28)
+    config = configure("dataset=glyphs", f"transform={name}", "image_size=28")
+    for part in ("train", "test"):
+        assert transform_of(config.transform[part])(image).shape == (3, 28, 28)
 
 
 @pytest.mark.parametrize("name", components("sampler"))
@@ -77,6 +78,6 @@ def test_the_real_datasets(configure: Configure, data_dir: Path, name: str, imag
     config = configure(f"dataset={name}", f"paths.data_dir={data_dir}")
     records = open_dataset(config)
     assert len(records) == images
-    out = transforms(config)[1](records.image(int(records.query_rows[-1])))
+    out = transform_of(config.transform.test)(records.image(int(records.query_rows[-1])))
     assert out.shape == (3, config.image_size, config.image_size)
     assert out.dtype == torch.float32

@@ -211,4 +211,4 @@ def test_what_it_does_not_go_with_is_told(
 
 def test_images_without_files_are_refused(configure: Configure) -> None:
     with pytest.raises(UserError, match="do not lie in files of their own"):
-        stored(configure(*TINY, "backbone.train=none", *STILL))
+        build(configure(*TINY, "backbone.train=none", *STILL))

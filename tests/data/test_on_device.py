@@ -20,6 +20,8 @@ from dml.data.cache import ImageCache
 from dml.data.datamodule import DataModule
 from dml.data.room import check_room, free_memory
 from dml.errors import UserError
+from dml.evaluation.protocol import Conventional
+from dml.evaluation.splits import Split
 from dml.runs.folder import RunFolder
 from dml.training.build import build
 from dml.training.run import prepare_run, run
@@ -48,6 +50,17 @@ def attached(data: DataModule, rank: int = 0, world_size: int = 1, step: int = 0
 
 def images(data: DataModule, steps: int) -> Tensor:
     return torch.stack([batch["image"] for batch in islice(iter(data.train_dataloader()), steps)])
+
+
+def test_a_protocol_may_train_on_rows_of_its_own(
+    configure: Configure, photographs_options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose training images are cached too."""
+    monkeypatch.setattr(Conventional, "parted", lambda _, records: Split(records.query_rows, records.train_rows, None))
+    options = [*photographs_options, "transform=multires_crop"]
+    none, disk = (build(configure(*options, f"dataset.cache={name}")) for name in ("none", "disk"))
+    assert disk.data.train_cache is not disk.data.test_cache
+    assert torch.equal(images(attached(none.data), 3), images(attached(disk.data), 3))
 
 
 @pytest.mark.slow

@@ -23,16 +23,16 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.data import fetch as fetching
+from dml import fetch as fetching
 from dml.data import preparation as preparing
 from dml.data.cars196 import cars196
-from dml.data.fetch import fetch
 from dml.data.miniatures import MAKERS
 from dml.data.preparation import prepare
 from dml.data.prepare import main
 from dml.data.sop import sop
 from dml.data.unpack import take
 from dml.errors import UserError
+from dml.fetch import fetch
 from dml.files import alone
 
 Configure = Callable[..., DictConfig]
@@ -164,7 +164,7 @@ def test_what_another_address_left_is_not_gone_on_with(server: str, tmp_path: Pa
     ],
 )
 def test_what_is_no_file(server: str, tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=f"^{server}/{name} {said}"):
         fetch(f"{server}/{name}", tmp_path / "file", md5="00")
     assert not list(tmp_path.iterdir())
 
@@ -215,7 +215,7 @@ def test_no_more_than_there_should_be(
 ) -> None:
     if name == "endless" and at_most is None:
         monkeypatch.setattr(fetching, "SPARE", shutil.disk_usage(tmp_path).free - 2_000_000)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=f"^{server}/{name} {said}"):
         fetch(f"{server}/{name}", tmp_path / "file", at_most=at_most)
     assert not list(tmp_path.iterdir())
     assert len(Server.asked) == 1

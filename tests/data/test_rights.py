@@ -15,6 +15,7 @@ from dml.data.dataset import open_dataset
 from dml.data.miniatures import MAKERS
 from dml.errors import UserError
 from dml.inference.places import image_files
+from dml.models.backbones.trained import backbone_of
 from tests.runs import photographs
 
 NOBODY = 65534
@@ -85,6 +86,19 @@ def test_a_folder_of_a_benchmark(configure: Callable[..., DictConfig], place: Pa
     inner = place / "CUB_200_2011" / "images" / "100.Some_Bird"
     os.chmod(inner, 0o000)
     assert f"the folder {inner} cannot be read (Permission denied)" in said(lambda: open_dataset(config))
+
+
+@pytest.mark.parametrize("closed", ["net.pth", "."])
+def test_a_file_of_weights(configure: Callable[..., DictConfig], place: Path, closed: str) -> None:
+    folder = place / "weights"
+    folder.mkdir()
+    (folder / "net.pth").touch()
+    os.chmod(folder / closed, 0o000)
+    config = configure("backbone=resnet18", f"backbone.weights={folder / 'net.pth'}")
+    expected = (
+        f"backbone: {folder / 'net.pth'} cannot be read (Permission denied): make it readable, or choose another."
+    )
+    assert said(lambda: backbone_of(config.backbone)) == expected
 
 
 @pytest.mark.parametrize("name", ["images_background.zip", "."])

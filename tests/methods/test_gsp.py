@@ -309,6 +309,7 @@ def test_what_is_drawn_and_resumed(configure: Configure, tmp_path: Path) -> None
         (["head.init=zeros"], r"head\.init=zeros"),
         (["head.init=kcenter", "head.m=2000"], r"head\.m=2000"),
         (["head.init_steps=-1"], r"head\.init_steps=-1"),
+        (["head.init_steps=1"], r"head\.init_steps=1 is for head\.init=kcenter"),
         (["method.ridge=0"], r"method\.ridge=0"),
         (["method.warm_up=-1"], r"method\.warm_up=-1"),
         (["method.warm_up=inf"], "warm_up=Infinity has to be a finite number"),

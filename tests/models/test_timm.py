@@ -246,7 +246,9 @@ def test_the_size_of_images_is_told_before_a_run(configure: Callable[..., DictCo
         ({"depht": 2}, "refuses them"),
         ({"num_heads": 5}, "refuses them"),
         ({"norm_layer": "foo"}, "refuses them"),
-        ({"checkpoint_path": "/x"}, r"backbone\.options\.checkpoint_path is no option of an architecture"),
+        ({"checkpoint_path": "/x"}, r"^backbone\.options\.checkpoint_path is no option of an architecture"),
+        ({"dynamic_img_size": True}, r"^backbone\.options\.dynamic_img_size is no option of an architecture"),
+        ({"depth": 1}, r"^test_vit has one block, .*: set backbone\.options\.depth to more"),
     ],
 )
 def test_options_of_no_architecture(options: dict[str, Any], said: str) -> None:

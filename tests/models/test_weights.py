@@ -5,7 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
@@ -373,13 +373,42 @@ def test_download_with_another_hash(published: Path, server: str, tmp_path: Path
     assert not list(folder.iterdir())
 
 
-def test_download_impossible(server: str, tmp_path: Path) -> None:
+def test_a_broken_download_is_not_taken_for_the_file(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = published.read_bytes()
+    cut = [len(content) // 2, len(content)]  # what is sent of the file, by request
+
+    class Breaks(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: cut.pop(0)])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr("dml.fetch.PAUSE", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Breaks) as httpd:
+        thread = Thread(target=httpd.serve_forever, args=(0.01,))
+        thread.start()
+        module = net()
+        load_weights(module, f"http://127.0.0.1:{httpd.server_port}/a.pth", published=None, weights_dir=str(tmp_path))
+        httpd.shutdown()
+        thread.join()
+    assert_loaded(module, published)
+    assert not cut
+
+
+def test_download_impossible(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.fetch.PAUSE", 0)
     name = "net-00000000.pth"
     remedy = rf"put the file at .*{name} by hand, or set backbone\.weights=none"
-    fails(f"cannot download .*404.*{remedy}", "imagenet", Published((name,), f"{server}/{name}"), tmp_path)
-    fails(f"cannot download http://127.*{remedy}", f"http://127.0.0.1:1/{name}", None, tmp_path)
+    fails(f"answers 404 .*{remedy}", "imagenet", Published((name,), f"{server}/{name}"), tmp_path)
+    fails(f"http://127.* cannot be fetched .*{remedy}", f"http://127.0.0.1:1/{name}", None, tmp_path)
     (tmp_path / "a_file").touch()
-    fails(f"cannot download .*{remedy}", f"{server}/{name}", None, tmp_path / "a_file")
+    fails(f"cannot be written .*{remedy}", f"{server}/{name}", None, tmp_path / "a_file")
 
 
 def test_weights_that_have_to_be_made(tmp_path: Path) -> None:
@@ -390,12 +419,13 @@ def test_weights_that_have_to_be_made(tmp_path: Path) -> None:
 
 def test_bn_inception_is_downloaded_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *given: asked.append(given) or Path(given[1]).touch())
-    with pytest.raises(UserError, match="is damaged"):
+    monkeypatch.setattr("dml.models.weights.fetch", lambda *given: asked.append(given) or given[1].touch())
+    with pytest.raises(UserError, match="does not match the hash in its name"):
         bn_inception(weights="imagenet", weights_dir=str(tmp_path))
     name = "bn_inception-52deb4733.pth"
     url = f"http://data.lip6.fr/cadene/pretrainedmodels/{name}"
-    assert asked == [(url, str(tmp_path / name), "52deb4733")]
+    assert asked == [(url, tmp_path / name)]
+    assert not (tmp_path / name).exists()
 
 
 def test_no_imagenet_weights_at_all() -> None:

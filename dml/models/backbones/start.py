@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dml.models.backbones.stages import Stages, small_probe
+from dml.models.backbones.stages import Stages, batch_norms, small_probe
 from dml.models.tokens import entering
 
 log = logging.getLogger("dml")
@@ -46,11 +46,13 @@ def enlarge_input(stages: Stages, factor: int) -> None:
     if not torch.allclose(stages(cells / factor), before, rtol=1e-3, atol=1e-3 * float(before.abs().max())):
         for convolution in convolutions:
             convolution.weight.div_(factor)
+        learns = any(True for _ in batch_norms(stages.stages[first]))
         log.warning(
             "Not only convolutions see the input of stage '%s', so its features start at 1/%d of the backbone's: "
-            "choose another method.branch, or let that stage learn with backbone.batch_norm=batch.",
+            "choose another method.branch%s.",
             next(iter(stages.stages)),
             factor,
+            ", or let that stage learn with backbone.batch_norm=batch" if learns else "",
         )
     for module, mode in training:
         module.training = mode

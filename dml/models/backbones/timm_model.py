@@ -30,6 +30,7 @@ PATCHES = 4  # on a side of the blank image on which a transformer is measured
 NO_OPTIONS = {
     *("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "state_dict"),
     *("features_only", "scriptable", "exportable", "no_jit", "device", "dtype"),
+    *("dynamic_img_size", "strict_img_size"),  # see `of_timm`
 }
 SHIFTED = (SwinTransformer, SwinTransformerV2)
 
@@ -133,8 +134,8 @@ def _plain_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the options as plain values. Raises UserError for one that does not describe the architecture."""
     for name in (options or {}).keys() & NO_OPTIONS:
         raise UserError(
-            f"backbone.options.{name} is no option of an architecture: remove it, and choose weights with "
-            "backbone.weights."
+            f"backbone.options.{name} is no option of an architecture that can be set: remove it, and choose weights "
+            "with backbone.weights."
         )
     return {str(name): OmegaConf.to_object(v) if OmegaConf.is_config(v) else v for name, v in (options or {}).items()}
 
@@ -143,9 +144,10 @@ def _plain(model_name: str, options: Mapping[str, Any] | None) -> Any:
     """Makes timm's network without weights."""
     if not timm.is_model(model_name):
         raise UserError(f"timm has no model '{model_name}': {REMEDY}.")
+    plain = _plain_options(options)
     try:
         with torch.device("meta"):
-            return timm.create_model(model_name, **_plain_options(options))
+            return timm.create_model(model_name, **plain)
     except Exception as error:  # timm's networks raise errors of any kind
         said = " ".join(str(error).split()) or type(error).__name__
         if not options:
@@ -173,6 +175,8 @@ def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -
         raise UserError(
             f"backbone.probe={probe} is no multiple of a patch's {patch} pixels: change it, or leave it out."
         )
+    if blocks < 2:
+        raise UserError(f"{name} has one block, and methods part a network in two: set backbone.options.depth to more.")
     return Backbone(
         cut(net, name),
         normalize=normalize,

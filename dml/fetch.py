@@ -77,6 +77,8 @@ def fetch(url: str, path: Path, *, md5: str | None = None, at_most: int | None =
                 reason: Exception = error
             except (OSError, http.client.HTTPException, _BrokeOff) as error:
                 reason = error
+            except UserError:  # a ValueError too
+                raise
             except ValueError as error:
                 raise UserError(f"{url} is no address that can be fetched ({error}).") from None
         else:
