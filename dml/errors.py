@@ -68,9 +68,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+LESS = (
+    "lower image_size, head.dim, sampler.batch_size or protocol.batch_size, set trainer.micro_batch, or "
+    "method.checkpointing=true if the method has it; dataset.cache=device takes memory of the GPU"
+)
+
+
 @contextmanager
-def enough_memory() -> Iterator[None]:
-    """Turns an out-of-memory error that is raised meanwhile into a UserError."""
+def enough_memory(remedy: str = LESS) -> Iterator[None]:
+    """Turns an out-of-memory error that is raised meanwhile into a UserError.
+
+    Args:
+        remedy: what to do, for the message.
+    """
     try:
         yield
     except UserError:
@@ -78,11 +88,7 @@ def enough_memory() -> Iterator[None]:
     except Exception as error:
         # torch raises a plain RuntimeError for a CPU, and a class of its own for a GPU.
         if any(isinstance(c, MemoryError) or OUT_OF_MEMORY.search(str(c)) for c in causes(error)):
-            raise UserError(
-                "There is too little memory for this: lower image_size, head.dim, sampler.batch_size or "
-                "protocol.batch_size, set trainer.micro_batch, or method.checkpointing=true if the method has it; "
-                "dataset.cache=device takes memory of the GPU."
-            ) from error
+            raise UserError(f"There is too little memory for this: {remedy}.") from error
         raise
 
 

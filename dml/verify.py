@@ -2,8 +2,9 @@
 
 PLACE is a folder of dml.publish, hf://owner/name, or the folder of a run. Files and tensors are compared with their
 digests, the card with the figures, and the figures with every query's rank. Then the test set is embedded again, and
-all ranks are compared, and all figures but NMI and F1. Other hardware rounds in another way: a rank that cosines off by
-1e-5 explain (1e-2 for a run in half precision or with trainer.matmul other than highest) does not count as a
+all ranks are compared, and all figures of this test but NMI and F1; those of the untrained network, of other
+checkpoints and of re-ranking are as the run wrote them. Other hardware rounds in another way: a rank that cosines off
+by 1e-5 explain (1e-2 for a run in half precision or with trainer.matmul other than highest) does not count as a
 difference, nor does a figure off by 0.002, or a share of the queries, such as Recall@K, off by two of them. The exit
 code is 1 if anything differs.
 

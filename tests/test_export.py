@@ -126,7 +126,7 @@ def test_the_command(
     for file in ("model.pt2", "model.onnx"):
         apart = content["parity"][file]["largest_difference"]
         assert 0 <= apart < 1e-5
-        assert f"{file}: largest difference from the run {apart:.1e}" in said
+        assert f"{file}: largest difference from the network in float32 {apart:.1e}" in said
 
 
 def test_it_says_from_which_weights_the_training_started(

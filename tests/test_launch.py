@@ -1,5 +1,6 @@
 """What is said before several processes begin."""
 
+import os
 import re
 import subprocess
 import sys
@@ -269,3 +270,16 @@ def test_a_bar_counts_the_steps_of_this_process(method_of: Callable[..., Method]
     bar.on_train_batch_end(trainer, method)
     assert ", validation Recall@1=0.662" in str(bar.train_progress_bar)
     bar.train_progress_bar.close()
+
+
+@pytest.mark.slow
+def test_a_sweep_is_started_once(tmp_path: Path) -> None:
+    """Under torchrun each process would wait for the others' jobs."""
+    words = ["-m", "seed=1,2", f"paths.sweep_dir={tmp_path / 'sweep'}"]
+    environment = {**os.environ, "WORLD_SIZE": "2", "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dml.run", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "each would carry out the whole sweep: start one, without torchrun or srun" in done.stderr
+    assert not (tmp_path / "sweep").exists()

@@ -29,7 +29,7 @@ from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
 from dml.runs import differences
-from dml.runs.collecting import BELOW, Group, below_untrained, groups, leaves, said_below
+from dml.runs.collecting import BELOW, Group, below_untrained, groups, leaves, said_below, twice
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading
 from dml.runs.scores import QUERIES, REPEAT, read_queries
@@ -140,7 +140,7 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     valid = first.best_rank > 0
     if not valid.any():
         raise UserError(f"no query of {where} has an image of its class in the gallery: there is nothing to compare.")
-    places = _places(a), _places(b)
+    places = places_of(a), places_of(b)
     alike = len(set(places[0])) > 1 and set(places[0]) == set(places[1]) and all(map(_balanced, places))
     values: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     spreads: dict[str, interval.Spread | None] = {}
@@ -151,14 +151,14 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
                 values[of.name] = runs_a.mean(0), runs_b.mean(0)
                 figures = [runs.mean(1) for runs in (runs_a, runs_b)]
                 if alike:
-                    spreads[of.name] = interval.spread_of_pairs(*map(_in_places, figures, places))
+                    spreads[of.name] = interval.spread_of_pairs(*map(in_places, figures, places))
                 else:
                     spread = interval.spread_over_seeds(figures)
                     spreads[of.name] = spread and spread.of_difference(len(a), len(b))
     return Paired(values, spreads, first.classes[valid], (len(a), len(b)))
 
 
-def _places(folders: Sequence[Path]) -> list[tuple[int, ...]]:
+def places_of(folders: Sequence[Path]) -> list[tuple[int, ...]]:
     """Returns which training of its protocol each run is, such as its fold; empty if not all are of such a protocol.
     Repetitions are in the same place."""
     found = []
@@ -177,7 +177,7 @@ def _balanced(places: Sequence[tuple[int, ...]]) -> bool:
     return len({places.count(place) for place in places}) == 1
 
 
-def _in_places(figures: np.ndarray, places: Sequence[tuple[int, ...]]) -> list[float]:
+def in_places(figures: np.ndarray, places: Sequence[tuple[int, ...]]) -> list[float]:
     """Returns the mean of the figures `[runs]` in each place, in ascending order of places."""
     return [float(figures[[place == one for place in places]].mean()) for one in sorted(set(places))]
 
@@ -192,7 +192,7 @@ def runs_of(folder: Path) -> list[Path]:
     """Returns the run in a folder, or the finished runs below it, which have to be repetitions of one configuration.
 
     Raises:
-        UserError: the runs have several configurations.
+        UserError: the runs have several configurations, or one of them is there twice.
     """
     if (folder / QUERIES).exists() or not folder.is_dir():
         return [folder]
@@ -202,6 +202,10 @@ def runs_of(folder: Path) -> list[Path]:
         raise UserError(
             f"{folder} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
             "folder of one."
+        )
+    if same := next(filter(None, map(twice, several)), None):
+        raise UserError(
+            f"{same[0]} and {same[1]} are the same training, which would count twice: move one of them elsewhere."
         )
     return [run.folder for run in found] or [folder]
 

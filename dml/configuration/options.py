@@ -101,8 +101,8 @@ OWN = {
 GIVEN: dict[str, tuple[str, ...]] = {
     "method": ("backbone", "head", "loss", "dim"),
     "optimizer": ("params",),
-    # The length sets some; the same minimum in all parameter groups would break the proportion of their rates.
-    "scheduler": ("optimizer", "last_epoch", "T_max", "total_steps", "max_lr", "eta_min", "min_lr"),
+    # The length sets some; the same rate in all parameter groups would break the proportion of their rates.
+    "scheduler": ("optimizer", "last_epoch", "T_max", "total_steps", "max_lr", "base_lr", "eta_min", "min_lr"),
     "head": ("in_channels",),
     "loss": ("miner",),
     "sampler": ("labels", "seed"),
@@ -217,7 +217,7 @@ def _check_component(option: str, node: Mapping[str, Any]) -> None:
     _check(f"{option}._partial_", node.get("_partial_", False), bool)
     options = {str(name): value for name, value in node.items() if name not in _HYDRA}
     for name in GIVEN.get(option, ()):
-        if name in options and not (option == "head" and name == "dim"):
+        if name in options:
             raise UserError(f"{option}.{name} cannot be set by hand: it follows from other options, so remove it.")
     _check_taken(option, options, parameters(target), target.rpartition(".")[2])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dml.distributed import from_all_ranks, rank_shard
 from dml.errors import UserError
 from dml.evaluation.inputs import as_embeddings, as_ks, as_labels, as_number, as_pair
-from dml.evaluation.metrics import Ranking, rank
+from dml.evaluation.metrics import Ranking, averages, rank
 from dml.evaluation.scores import TILE, Space, Strip, descending, each_strip, full_precision, largest, room
 
 
@@ -66,12 +66,11 @@ def across_cameras(
         block=block,
         shared=shared,
     )
-    answered = ranking.positives > 0
-    if not answered.any():
-        raise UserError(f"None of the {len(answered)} queries has an image of its identity from another camera.")
-    result = {f"recall@{k}": float((ranking.best_rank[answered] <= k).mean()) for k in ks}
-    result |= {name: float(values[answered].mean()) for name, values in ranking.values.items()}
-    return result | {"queries": float(len(answered)), "queries_without_positive": float((~answered).sum())}
+    if not ranking.positives.any():
+        raise UserError(
+            f"None of the {len(ranking.positives)} queries has an image of its identity from another camera."
+        )
+    return averages(ranking, ks)
 
 
 @full_precision()

@@ -91,7 +91,8 @@ class Strip:
         if self.maxima is None or not self._few(columns.shape[1]):
             self.maxima = None  # for so many columns an update does not pay
             return
-        number, lanes = self._chunks(columns // self.chunk)
+        number = columns // self.chunk
+        lanes = self._lanes(number)
         touched = number * (self.chunk // LANES) + (columns - number * self.chunk) % lanes
         self.maxima.scatter_(1, touched, self._members(touched).amax(2))
 
@@ -108,15 +109,16 @@ class Strip:
     def _few(self, k: int) -> bool:
         return 2 * k * LANES <= self.scores.shape[1]
 
-    def _chunks(self, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the numbers of chunks as given, and how many lanes each has: the last chunk may have fewer."""
+    def _lanes(self, number: Tensor) -> Tensor:
+        """Returns how many lanes chunks of these numbers have: the last chunk may have fewer."""
         columns = self.scores.shape[1]
         last = (columns - 1) // self.chunk
-        return number, torch.where(number == last, columns - last * self.chunk, self.chunk) // LANES
+        return torch.where(number == last, columns - last * self.chunk, self.chunk) // LANES
 
     def _members(self, lane: Tensor) -> Tensor:
         """Returns the scores of lanes: `[b,c]` -> `[b,c,LANES]`."""
-        number, lanes = self._chunks(lane // (self.chunk // LANES))
+        number = lane // (self.chunk // LANES)
+        lanes = self._lanes(number)
         first = number * self.chunk + lane % (self.chunk // LANES)
         columns = first[:, :, None] + lanes[:, :, None] * torch.arange(LANES, device=lane.device)
         return self.scores.gather(1, columns.flatten(1)).view(*lane.shape, LANES)

@@ -27,7 +27,7 @@ from dml.configuration.options import TRAINER
 from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import decode, quiet, reason
 from dml.data.transforms import Transform
-from dml.errors import UserError, some
+from dml.errors import UserError, enough_memory, some
 from dml.files import NETWORK
 from dml.inference.places import image_files, shown_path, unreadable_sentence
 from dml.inference.vectors import UNIT, Embedded, check_vectors_place, writable, write_vectors
@@ -95,9 +95,10 @@ class Trained:
 
         Numbers are rounded as in an evaluation of the run on this device: to half precision if `trainer.precision` says
         so, and the factors of a GPU's products as `trainer.matmul` says. A run in double precision is embedded in
-        float32."""
+        float32. Raises UserError if the memory does not suffice."""
         seen = self._rounding.convert_input(images.to(self.method.device))
-        with products(self.config.trainer.matmul), self._rounding.forward_context():
+        enough = enough_memory("lower the batch size (--batch-size), or choose the CPU (--device cpu)")
+        with enough, products(self.config.trainer.matmul), self._rounding.forward_context():
             found: Tensor = self._network.embed(seen).float().cpu()
         return normalize(found, dim=-1) if isinstance(self._rounding, HalfPrecision) else found
 

@@ -187,7 +187,7 @@ def write(kind: str, program: ExportedProgram, network: Embedding, image_size: i
         apart = largest_difference(network, runs(new), image_size)
         if not apart <= TOLERANCE:
             raise Unfaithful(
-                f"{path} differed by {apart:.2g} from the run's own embeddings of random images, more than "
+                f"{path} differed by {apart:.2g} from the network's embeddings of random images, more than "
                 f"{TOLERANCE:.0e}: it was removed."
             )
     return apart
@@ -266,7 +266,9 @@ def export(
         for kind in formats:
             apart, path = write(kind, program, network, size, folder), folder / FILES[kind]
             parity[path.name] = {"batches": list(COMPARED), "largest_difference": apart}
-            print(f"{path}: largest difference from the run {apart:.1e} on {sum(COMPARED)} random images")
+            print(
+                f"{path}: largest difference from the network in float32 {apart:.1e} on {sum(COMPARED)} random images"
+            )
         content["parity"] = parity
         write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")  # last: a folder that has it is complete
     except OSError as error:

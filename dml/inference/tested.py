@@ -48,7 +48,7 @@ class Tested:
 
         Raises:
             UserError: the data is not there any more or was changed, the checkpoint names something that is no data set
-                or no protocol, or `data` is given for a run, which knows its data set.
+                or no protocol, it is of an export, or `data` is given for a run, which knows its data set.
         """
         path = trained.checkpoint
         config = described(path, "dataset", "protocol", "paths")
@@ -56,6 +56,8 @@ class Tested:
             config = located(config, data or Path(os.environ.get("DML_DATA", "data")))
         elif data is not None:
             raise UserError(f"{path} belongs to a run, which knows where its data is: leave --data out.")
+        if not (config.dataset and config.protocol):
+            raise UserError(f"{path} is of an export, which knows no data: name its run, or what dml.publish wrote.")
         with reading(path, "choose another with --checkpoint, or repeat the run"):
             check_plain({name: OmegaConf.to_container(config[name]) for name in ("dataset", "protocol")})
             protocol: Conventional = instantiate(config.protocol)

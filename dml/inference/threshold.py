@@ -1,6 +1,7 @@
 """The choice of a threshold: the smallest similarity at which two images are taken to be of one class."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,8 @@ def choose(
     check_value("--seed", seed, Seed)
     check_value("--batch-size", batch_size, Size)
     trained = Trained.of(run, checkpoint, device)
+    if not os.access(run, os.W_OK | os.X_OK):
+        raise UserError(f"{run} cannot be written: copy the run to a folder that can be written.")
     images = Tested.of(trained)
     part: EvaluatedPart = images.split.monitor
     test = _pairs(trained, images, "test", batch_size)

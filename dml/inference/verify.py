@@ -12,7 +12,7 @@ from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
 from dml.errors import Unfaithful, UserError, some
 from dml.evaluation.evaluator import Embedded
-from dml.evaluation.interval import ENDS
+from dml.evaluation.interval import ENDS, intervals
 from dml.evaluation.metric import of_a_query
 from dml.evaluation.rounding import rank_bounds
 from dml.files import MANIFEST, NETWORK, read_tensors
@@ -56,7 +56,8 @@ def verify(
     First, published files are compared with their manifest, the card with the figures, and the figures with the ranks.
     Then the test images are embedded again. A rank that rounding cannot explain is a difference, and so is a figure
     that is off by more than `FIGURE`, or, if it is a mean over the queries such as Recall@K, by more than two queries
-    if that is more. NMI and F1 are not compared: embeddings that differ in their last bits have other clusters.
+    if that is more. NMI and F1 are not compared: embeddings that differ in their last bits have other clusters. Nor are
+    figures of the untrained network, of other checkpoints and of re-ranking.
 
     Args:
         place: a run folder, or the folder of what was published.
@@ -188,7 +189,7 @@ def _again(
     )
     arithmetic = trained.config.trainer
     allowed = ROUNDED if "16" in str(arithmetic.precision) or arithmetic.matmul != "highest" else COSINE
-    differences, moved = [], 0
+    differences, moved, of_ranking = [], 0, {}
     if queries is not None:
         query = embedded.take(split.query)
         gallery = None if split.gallery is None else embedded.take(split.gallery)
@@ -204,6 +205,8 @@ def _again(
             gallery_labels=None if gallery is None else gallery.labels,
             left_out=None if split.cameras is None or gallery is None else junk(split.cameras, query, gallery),
         )
+        found = intervals(ranking, query.labels.cpu().numpy())
+        of_ranking = {f"test/{name}": value for name, value in found.items()}
         wrong = (queries.best_rank < low.cpu().numpy()) | (queries.best_rank > high.cpu().numpy())
         moved = int((queries.best_rank != ranking.best_rank).sum())
         if wrong.any():
@@ -214,7 +217,7 @@ def _again(
                 f"{int(queries.best_rank[first])}"
             )
     protocol.clustering = False
-    scores = protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
+    scores = of_ranking | protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
     compared = {name: abs(value - metrics[name]) for name, value in scores.items() if name in metrics}
     wrong_figures = sorted(name for name, apart in compared.items() if not apart <= _allowed(name, len(split.query)))
     if wrong_figures:

@@ -86,9 +86,10 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
-    write_summary([folder.path], folder.path)
+    folders = [run.folder for run in runs]  # and no other trainings, of a time when there were more repetitions
+    write_summary(folders, folder.path)
     if any(axis.collected for axis in left_open(config)):
-        metrics |= write_aggregate([folder.path], folder.path)
+        metrics |= write_aggregate(folders, folder.path)
     write_atomically(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
     return metrics
 

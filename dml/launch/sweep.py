@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from dml.configuration.composition import folder_option
 from dml.configuration.trainings import validates
 from dml.errors import Interrupted, UserError, stop
-from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
+from dml.process import STOPPING, SWEPT, cores, processes, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
@@ -59,6 +59,11 @@ class Sweep(Callback):
         place = OmegaConf.select(config, "paths.sweep_dir")
         if not isinstance(place, str | int | float):
             stop(f"paths.sweep_dir={'null' if place is None else place} is no folder: name one.")
+        if processes() > 1:
+            stop(
+                "Several processes were started together, and each would carry out the whole sweep: start one, without "
+                "torchrun or srun. Its jobs start their ranks themselves: trainer=ddp trainer.devices=N."
+            )
         Sweep.began, Sweep.folder = True, Path(config.hydra.sweep.dir)
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dml.analysis.comparison import over_sums, runs_of
+from dml.analysis.comparison import in_places, over_sums, places_of, runs_of
 from dml.errors import UserError
 from dml.evaluation.interval import Spread, spread_of_pairs, spread_over_seeds
 from dml.evaluation.metric import METRICS
@@ -37,7 +37,8 @@ class ByClass:
         classes: `[C]`, their names.
         sizes: `[C]`, queries of each class.
         sums: by name of a metric, `[C]`, the sum over the queries of each class.
-        of_runs: by name of a metric, the mean over the queries of each run; empty if there is one run.
+        of_runs: by name of a metric, the mean over the queries of each run, or of each fold over its repetitions; empty
+            if there is one run.
     """
 
     row: str
@@ -63,7 +64,8 @@ def by_class(training: Training, folder: Path, changes: Sequence[str]) -> ByClas
     Raises:
         UserError: queries cannot be read, none has a positive, or the runs were not tested on the same images.
     """
-    runs = [read_queries(run) for run in runs_of(folder)]
+    folders = runs_of(folder)
+    runs, places = [read_queries(run) for run in folders], places_of(folders)
     digests = {_digest(one) for one in runs}
     if len(digests) > 1:
         raise UserError(f"the runs in {folder} were tested on different images: remove those that do not belong there.")
@@ -78,7 +80,10 @@ def by_class(training: Training, folder: Path, changes: Sequence[str]) -> ByClas
             of_classes = np.bincount(number, np.mean(found, axis=0)[valid])
             sums[name] = [round(float(one), DIGITS) for one in of_classes]
             if len(runs) > 1:
-                of_runs[name] = [round(float(of[valid].mean()), DIGITS) for of in found]
+                figures = np.array([of[valid].mean() for of in found])
+                of_runs[name] = [
+                    round(float(one), DIGITS) for one in (in_places(figures, places) if places else figures)
+                ]
     place = (training.row, training.part, training.key, training.seed, list(changes))
     return ByClass(*place, len(runs), digests.pop(), classes.tolist(), sizes.tolist(), sums, of_runs)
 
@@ -162,7 +167,8 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
                 "so their difference says nothing: train both again."
             )
         runs = [sum(one.runs for one in side) for side in (mine, base)]
-        alike = [side for (_, *place), side in sides.items() if place == [part, changes]] + elsewhere
+        alike = [side for (_, *place), side in sides.items() if place == [part, changes]]
+        alike += [] if changes else elsewhere
         for metric in base[0].sums:
             if all(metric in one.sums for one in (*base, *mine)):
                 spread = spread_over_seeds(_figures(side, metric) for side in alike)

@@ -182,9 +182,12 @@ def markdown(experiment: Experiment) -> str:
 
 def _fewer(experiment: Experiment, one: Compared) -> bool:
     """Says whether a comparison is of fewer trainings than are recorded; one of MLRC has a run for each fold."""
-    measured = [(of.row, of.part, of.changes) for of in experiment.measured if of.seed is not None]
-    a, b = (measured.count((row, one.part, one.changes)) for row in (one.row, one.against))
-    return one.runs[0] % max(a, 1) > 0 or one.runs[0] * b != one.runs[1] * a
+    a, b = (
+        {of.seed for of in experiment.measured if (of.row, of.part, of.changes) == (row, one.part, one.changes)}
+        for row in (one.row, one.against)
+    )
+    parted = bool(a & b) and a != b
+    return parted or one.runs[0] % max(len(a), 1) > 0 or one.runs[0] * len(b) != one.runs[1] * len(a)
 
 
 def criterion(experiment: Experiment) -> str | None:

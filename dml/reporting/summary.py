@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
 from dml.reporting.page import render
 from dml.reporting.table import monitor
-from dml.runs.collecting import BELOW, Group, groups, leaves, said_below
+from dml.runs.collecting import BELOW, Group, groups, leaves, said_below, twice
 from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics
 
@@ -70,6 +71,9 @@ def write_summary(
         if lacking := [name for name in NEEDED if name not in run.metrics]:
             raise UserError(f"{run.folder / 'metrics.json'} has no {lacking[0]}: repeat the run, or leave it out.")
     table = groups(runs)
+    for group in table:
+        if same := twice(group):
+            print(f"{same[0]} and {same[1]} are the same training, which counts twice: leave one out.", file=sys.stderr)
     shown = {name: title for name, title, _ in of_runs() if any(name in group.metrics for group in table)}
     swept, differ, head = _swept(table, metric, over), differences(table), heading(table)
     _print(table, shown, differ, head)

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from dml.configuration.composition import EXECUTION
 from dml.configuration.identity import configuration, label, repeats
 from dml.configuration.trainings import trainings_of
@@ -206,6 +208,16 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
         )
         for one, number, options, group in zip(labels, numbers, own, found.values(), strict=True)
     ]
+
+
+def twice(group: Group) -> tuple[Path, Path] | None:
+    """Returns two folders of a group that hold the same training, with one seed and one fold; None: there are none."""
+    seen: dict[tuple[Any, ...], Path] = {}
+    for run in group.runs:
+        which = tuple(OmegaConf.select(run.config, name) for name in sorted(repeats(run.config)))
+        if (other := seen.setdefault(which, run.folder)) != run.folder:
+            return other, run.folder
+    return None
 
 
 def tells(override: str, differ: Collection[str]) -> bool:

@@ -171,7 +171,7 @@ class RunFolder:
 
     def forget_results(self) -> None:
         """Removes the results, which a training that continues does not have yet."""
-        for name in ("metrics.json", "queries.npz"):
+        for name in ("metrics.json", "queries.npz", "embeddings.npz", "report.html"):
             (self.path / name).unlink(missing_ok=True)
 
     def _mend(self) -> None:
