@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from dml.analysis.comparison import over_classes, over_sums, paired
 from dml.errors import UserError
 from dml.evaluation.interval import Estimate, Spread
 from dml.papers.catalogue import names, read_experiment
-from dml.papers.classes import ByClass, compare_rows, keep_classes, kept
+from dml.papers.classes import ByClass, by_class, compare_rows, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
 from dml.papers.page import markdown
@@ -257,3 +258,24 @@ def test_a_damaged_file(two: Experiment, train: Train, tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-20])
     with pytest.raises(UserError, match=r"table1\.classes\.jsonl is damaged"):
         kept(read_experiment("us/table1"))
+
+
+def test_repetitions_of_a_fold_are_one_term(
+    two: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    """As in `dml.compare`: four folds tell the spread, however often each was trained."""
+    training, draw = two.trainings(["mine"])[0], np.random.default_rng(0)
+    precision: dict[int, list[float]] = {}
+    for fold, repeat in product(range(4), range(2)):
+        run = RunFolder(folder_of(training, tmp_path) / f"fold_{fold}_repeat_{repeat}")
+        own = ["protocol=mlrc", f"protocol.fold={fold}", f"protocol.repeat={repeat}", "runtime.train_classes=3"]
+        run.open(configure(*own, "runtime.embedding_dim=8"), [])
+        values = draw.random(len(CLASSES))
+        images = np.array([f"{i}.jpg" for i in range(len(CLASSES))])
+        arrays = {"paths": images, "classes": CLASSES, "best_rank": np.ones(len(CLASSES), int), "map@r": values}
+        np.savez(run.path / "queries.npz", **arrays)
+        run.write_metrics({"test/recall@1": 1.0, "test/map@r": 0.5, "run/seconds": 1.0})
+        precision.setdefault(fold, []).append(float(values.mean()))
+    found = by_class(training, folder_of(training, tmp_path), [])
+    assert found.runs == 8
+    assert found.of_runs["map@r"] == pytest.approx([np.mean(precision[fold]) for fold in range(4)])

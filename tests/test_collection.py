@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from dml.configuration.trainings import settle
 from dml.errors import UserError
 from dml.launch.collection import run_all
 from dml.training.run import run
@@ -29,11 +30,12 @@ def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capf
     options = [*OPTIONS, f"paths.output_dir='{folder}'", f"paths.cache_dir={tmp_path}"]
     # As if killed after the second split: the first is missing.
     early = [*OPTIONS, "protocol.split=1", f"paths.output_dir='{folder / 'split_1'}'"]
-    run(configure(*early), early)
+    config = configure(*early)
+    settle(config)
+    run(config, early)
     kept = (folder / "split_1" / "metrics.json").stat().st_mtime_ns
-    (folder / "config.yaml").write_bytes(
-        (folder / "split_1" / "config.yaml").read_bytes().replace(b"split: 1", b"split: null")
-    )
+    whole = (folder / "split_1" / "config.yaml").read_text().replace("split: 1", "split: null")
+    (folder / "config.yaml").write_text(whole.replace(f"seed: {config.seed}", "seed: 0"))
     returned = run_all(configure(*options), options)
     assert "training 2 of 2" in capfd.readouterr().out
     assert (folder / "split_1" / "metrics.json").stat().st_mtime_ns == kept
@@ -45,14 +47,18 @@ def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capf
         assert metrics[f"{name}/std"] == statistics.stdev(one[name] for one in each)
     assert metrics["run/trainings"] == 2
     assert each[0]["data/train/classes"] == 6
-    assert each[0]["untrained/recall@1"] == each[1]["untrained/recall@1"]  # the same test images, the same weights
-    assert (folder / "summary.html").exists()
+    assert each[0]["untrained/map@r"] != each[1]["untrained/map@r"]  # the same test images, each with its own seed
+    assert "2 runs of 1 configuration" in (folder / "summary.html").read_text()
 
     here = f"paths.output_dir='{folder}'"
     with pytest.raises(UserError, match=r"another configuration \(lr was 0.001, is 0.5"):
         run_all(configure(*OPTIONS, "lr=0.5", here), [])
     with pytest.raises(UserError, match=r"another configuration \(protocol.split was None, is 1"):
         run(configure(*OPTIONS, "protocol.split=1", here), [])
+
+    fewer = [*OPTIONS, "protocol.splits=1", here]
+    assert run_all(configure(*fewer), fewer)["run/trainings"] == 1
+    assert "1 run of 1 configuration" in (folder / "summary.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.analysis.comparison import compare
+from dml.analysis.comparison import compare, runs_of
 from dml.configuration.identity import flat
 from dml.errors import UserError
 from dml.reporting.summary import _over_steps, _point, _swept, write_summary
 from dml.runs import provenance
 from dml.runs.about import settings
-from dml.runs.collecting import BELOW, groups, leaves, mean_and_std
+from dml.runs.collecting import BELOW, groups, leaves, mean_and_std, twice
 from dml.runs.differences import ABSENT, differences, heading
 from dml.runs.folder import RunFolder
 from tests.components import components
@@ -48,6 +48,19 @@ def test_whole_numbers_are_one_option_however_they_were_typed(make_run: MakeRun,
     assert len(groups(leaves([tmp_path]))) == 1
     make_run("a/2", {}, "method=abe", "seed=2", "method.head_lr_factor=1.5")
     assert len(groups(leaves([tmp_path]))) == 2
+
+
+def test_the_same_training_twice(make_run: MakeRun, tmp_path: Path) -> None:
+    for name, seed in (("a/0", 1), ("a/1", 2), ("a/copy", 1)):
+        make_run(name, {}, "method=abe", f"seed={seed}")
+    (group,) = groups(leaves([tmp_path]))
+    assert twice(group) == (tmp_path / "a" / "0", tmp_path / "a" / "copy")
+    with pytest.raises(UserError, match=r"a/0 and .*a/copy are the same training, which would count twice: move one"):
+        runs_of(tmp_path / "a")
+    folds = ["protocol=mlrc", "protocol.fold=0", "protocol.repeat=0"]
+    for fold in range(2):
+        make_run(f"b/{fold}", {}, "method=abe", *folds, f"protocol.fold={fold}")
+    assert twice(groups(leaves([tmp_path / "b"]))[0]) is None
 
 
 def test_what_was_published_of_a_run_is_no_other_run(make_run: MakeRun, tmp_path: Path) -> None:

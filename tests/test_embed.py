@@ -247,6 +247,18 @@ def test_files_that_hold_no_vectors(tmp_path: Path) -> None:
         read_vectors(path)
 
 
+def test_too_little_memory_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def embed(method: Method, images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    trained = Trained.of(run, device="cpu")
+    monkeypatch.setattr(type(trained.method), "embed", embed)
+    with pytest.raises(
+        UserError, match=r"too little memory for this: lower the batch size \(--batch-size\), or choose"
+    ):
+        trained.embed(torch.rand(2, 3, 32, 32))
+
+
 def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path: Path, refuse: Callable[[str], None]) -> None:
     photographs(tmp_path / "photos", classes=2, each=1)
     refuse("class1")

@@ -101,6 +101,16 @@ def test_results_without_a_checkpoint_stay(configure: Configure, name: str) -> N
     assert content(folder.path) == before
 
 
+def test_results_of_a_shorter_training_go(configure: Configure) -> None:
+    folder = begin(configure)
+    for name in ("metrics.json", "queries.npz", "embeddings.npz", "report.html"):
+        (folder.path / name).write_text("a result")
+    before = set(content(folder.path))
+    folder.forget_results()
+    gone = before - set(content(folder.path))
+    assert {Path(name).name for name in gone} == {"metrics.json", "queries.npz", "embeddings.npz", "report.html"}
+
+
 def test_a_log_that_cannot_be_written_is_told(configure: Configure, tmp_path: Path) -> None:
     folder = begin(configure)
     folder.last.unlink()

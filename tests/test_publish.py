@@ -219,6 +219,17 @@ def test_a_run_in_half_precision_is_verified(tmp_path: Path, precision: str) -> 
     assert "The ranks of all 72 queries are as recorded" in found.said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test/recall@1/low", "test/map@r/high"])
+def test_ends_of_intervals_are_compared(run: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    (tmp_path / "run" / "metrics.json").write_text(json.dumps(metrics | {name: metrics[name] + 0.1}))
+    (said,) = verify(tmp_path / "run", device="cpu").differences
+    assert said.startswith("1 of ")
+    assert f"figures are not what the weights give: {name} " in said
+
+
 def test_how_far_a_figure_may_be_off() -> None:
     """Means over the queries by two of them, others by 0.002."""
     for name in (

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from dml.evaluation.calibration import Calibration
 from dml.evaluation.pairs import Pairs
 from dml.inference.embedding import embed_images
+from dml.inference.export import export
 from dml.methods.base import Method
 from tests.conftest import TINY
 from tests.runs import photographs, save_run
@@ -160,6 +161,10 @@ def test_mistakes(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> No
         assert said.startswith("dml: ")
         assert sentence in said
         assert said.count("\n") == 1
+    export(run, tmp_path / "export", ("torch",))
+    code, said = call("threshold", tmp_path / "export", "--fmr", "0.1")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "is of an export, which knows no data: name its run" in said
     (tmp_path / "empty").mkdir()
     assert "has no checkpoint" in call("threshold", tmp_path / "empty", "--fmr", "0.1")[1]
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
