@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dml import distributed
+from dml.configuration.trainings import settle
 from dml.distributed import gather
 from dml.errors import UserError
 from dml.evaluation.evaluator import Collector
@@ -105,13 +106,15 @@ def test_a_run_on_two_processes_is_the_run_on_one(
     options = [*TINY, *options, "backbone.batch_norm=running", "trainer.num_workers=0"]
     options += ["protocol.clustering=false", f"paths.cache_dir={tmp_path}"]
     alone, together = tmp_path / "alone", tmp_path / "together"
-    run(configure(*options, f"paths.output_dir={alone}"), options)
+    config = configure(*options, f"paths.output_dir={alone}")
+    settle(config)
+    run(config, options)
     two = ["trainer=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false", f"paths.output_dir={together}"]
     subprocess.run([sys.executable, "-m", "dml.run", *two, *options], check=True, capture_output=True)
     for one, other in zip(read_metrics(alone / "metrics.jsonl"), read_metrics(together / "metrics.jsonl"), strict=True):
-        # DeML's boxes are whole pixels: a feature that differs in its last bits can move one, and with it an image.
-        jump = 0.03 if "method=deml" in options and "train/loss" not in one else 1e-5
-        assert one == pytest.approx(other, rel=5e-4, abs=jump)
+        # Adam makes whole steps of gradients near 0, whose last bits differ, and so an image may change its place in a
+        # ranking of 36 or 72 images. DeML's boxes are whole pixels, of which one may move, and with it an image.
+        assert one == pytest.approx(other, rel=5e-4, abs=1e-5 if "train/loss" in one else 0.03)
     metrics = json.loads((together / "metrics.json").read_text())
     assert metrics["test/queries"] == 72  # each image once
     if "method=dces" in options:
