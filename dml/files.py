@@ -97,6 +97,12 @@ def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]
         lock.release()
 
 
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def torn(folder: Path, suffix: str) -> list[Path]:
     """Returns temporary files of `atomic_path` that a kill left in a folder, for files whose names end in `suffix`."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")

@@ -1,13 +1,15 @@
 """Run folders without a training, and photographs to show them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
+from dml.inference.embedding import Trained, embed_files
 from dml.methods.base import Method
 
 
@@ -38,3 +40,10 @@ def untrained_run(configure: Callable[..., DictConfig], folder: Path, method: Me
     small = ["dataset=glyphs", "backbone=small", "head.dim=24", "image_size=32"]
     sizes = ["runtime.train_classes=5", "runtime.embedding_dim=24"]
     return save_run(folder, configure(*small, *sizes, *overrides), method)
+
+
+def embed_images(
+    run: Path, files: Sequence[Path], checkpoint: str = "last", device: str = "auto", **options: Any
+) -> np.ndarray:
+    """The embeddings of images by a run, `[N,D]`."""
+    return embed_files(Trained.of(run, checkpoint, device), files, **options).embeddings

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from dml.embed import main
 from dml.errors import UserError
 from dml.evaluation import evaluator
-from dml.inference.embedding import Trained, embed_files, embed_images
+from dml.inference.embedding import Trained, embed_files
 from dml.inference.galleries import read_gallery
 from dml.inference.places import image_files
 from dml.inference.vectors import Vectors, read_vectors, write_vectors
 from dml.methods.base import Method
 from dml.training.build import build
 from tests.conftest import TINY
-from tests.runs import photographs, save_run, untrained_run
+from tests.runs import embed_images, photographs, save_run, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

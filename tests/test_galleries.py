@@ -21,11 +21,11 @@ from omegaconf import DictConfig
 from dml.bench.ranks import of_ranks
 from dml.errors import UserError
 from dml.inference import galleries, indexes
-from dml.inference.embedding import Trained, embed_images
+from dml.inference.embedding import Trained
 from dml.inference.galleries import Draft, held_alone, read_gallery
 from dml.inference.indexes import build, exact, tune
 from dml.inference.streaming import write_gallery
-from tests.runs import photographs
+from tests.runs import embed_images, photographs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

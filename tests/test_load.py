@@ -11,12 +11,12 @@ from PIL import Image
 
 import dml
 from dml.errors import UserError
-from dml.inference.embedding import Trained, embed_images
+from dml.inference.embedding import Trained
 from dml.inference.export import export
 from dml.inference.search import search
 from dml.methods.base import Method
 from dml.models.products import products
-from tests.runs import photographs, untrained_run
+from tests.runs import embed_images, photographs, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

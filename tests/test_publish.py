@@ -26,7 +26,7 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.reidentification import rank_across_cameras
 from dml.evaluation.rounding import rank_bounds
 from dml.hub import _told, folder_of, front_matter, parted, upload
-from dml.inference.embedding import Trained, embed_images
+from dml.inference.embedding import Trained
 from dml.inference.publish import _without_places, publish
 from dml.inference.tested import portable
 from dml.inference.verify import _allowed, command, junk, verify
@@ -35,7 +35,7 @@ from dml.reporting.summary import write_summary
 from dml.training.run import run as train
 from tests.conftest import TINY
 from tests.hub import TOKEN, Hub, Model, hub
-from tests.runs import photographs
+from tests.runs import embed_images, photographs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from dml.inference.embedding import Trained, embed_images
+from dml.inference.embedding import Trained
 from dml.inference.search import search
 from dml.methods.base import Method
-from tests.runs import photographs, untrained_run
+from tests.runs import embed_images, photographs, untrained_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,11 +11,10 @@ from omegaconf import DictConfig
 
 from dml.evaluation.calibration import Calibration
 from dml.evaluation.pairs import Pairs
-from dml.inference.embedding import embed_images
 from dml.inference.export import export
 from dml.methods.base import Method
 from tests.conftest import TINY
-from tests.runs import photographs, save_run
+from tests.runs import embed_images, photographs, save_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

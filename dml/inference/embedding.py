@@ -116,10 +116,6 @@ class Trained:
         half = isinstance(self._rounding, HalfPrecision)
         return self._rounding.convert_module(deepcopy(self.method)) if half else self.method  # type: ignore[return-value]
 
-    def embed_all(self, images: Sequence[Tensor]) -> np.ndarray:
-        """Embeds B images `[3,H,W]`: returns learners `[B,L,d]` float32, each of unit norm."""
-        return self.embed(torch.stack(list(images))).numpy()
-
     def weights(self) -> dict[str, Tensor]:
         """Returns the tensors of the network by name, copied to the CPU, without those of losses."""
         state = {name: value for name, value in self.method.state_dict().items() if isinstance(value, Tensor)}
@@ -136,36 +132,10 @@ class Trained:
         return found.hexdigest()[:32]
 
 
-def embed_images(
-    run: Path,
-    files: Sequence[Path],
-    *,
-    checkpoint: str = "last",
-    batch_size: int = EMBEDDED_AT_ONCE,
-    device: str = "auto",
-) -> np.ndarray:
-    """Embeds images as the run's own evaluation does.
-
-    Args:
-        run: a run folder.
-        files: N images.
-        checkpoint, device: see `Trained.of`.
-        batch_size: images that are embedded at a time.
-
-    Returns:
-        `[N,D]` float32, of unit norm.
-
-    Raises:
-        UserError: as `Trained.of`; also if there are no files, if images cannot be read, or if embeddings are NaN or
-            not of unit norm. The message names the images.
-    """
-    return embed_files(Trained.of(run, checkpoint, device), files, batch_size=batch_size).embeddings
-
-
 def embed_files(
     trained: Trained, files: Sequence[Path], *, batch_size: int = EMBEDDED_AT_ONCE, skip: bool = False
 ) -> Embedded:
-    """Embeds images as `embed_images` does, by a run that is loaded already. It shows a progress bar.
+    """Embeds images as the run's own evaluation does, and shows a progress bar.
 
     Args:
         trained: the run.
@@ -295,10 +265,12 @@ def write_embeddings(
         out: the file to write.
         learners: write the learners one by one too, see `write_vectors`.
         skip: see `embed_files`.
-        run, checkpoint, batch_size, device: see `embed_images`.
+        run, checkpoint, device: see `Trained.of`.
+        batch_size: images that are embedded at a time.
 
     Raises:
-        UserError: as `embed_images` and `image_files`; also if the file cannot be written, or is of something else.
+        UserError: as `Trained.of`, `embed_files` and `image_files`; also if the file cannot be written, or is of
+            something else.
     """
     check_value("--batch-size", batch_size, Size)
     files = image_files(places)

@@ -6,7 +6,6 @@ weights and the checksums of the other two. zarr and HDF5 were passed over: they
 of this one is known.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any, overload
 import numpy as np
 
 from dml.errors import UserError, no_room
-from dml.files import alone, atomic_path, read_json, torn, write_atomically, write_through
+from dml.files import alone, atomic_path, read_json, sha256_of, torn, write_atomically, write_through
 from dml.inference.vectors import UNIT, Vectors
 from dml.runs.reading import reading, require
 
@@ -86,8 +85,7 @@ def read_gallery(path: Path) -> Vectors:
 
 def checksum_of(file: Path) -> str:
     """Returns the checksum of a file's content."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()[:32]
+    return sha256_of(file)[:32]
 
 
 def blocks(count: int, size: int = ROWS) -> Iterator[slice]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from omegaconf import OmegaConf
 from PIL import Image
 from torch import Tensor
@@ -16,6 +17,7 @@ from dml.errors import UserError
 from dml.hub import folder_of
 from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of
 from dml.inference.places import shown_path
+from dml.inference.vectors import side_by_side
 
 Picture = str | Path | Image.Image
 
@@ -63,9 +65,9 @@ class Embedder:
                 if isinstance(image, str):
                     raise UserError(f"the image {_name(picture)} cannot be read ({image}): repair it, or leave it out.")
                 shown.append(image)
-            learners = self.trained.embed_all(shown)
+            learners = self.trained.embed(torch.stack(shown)).numpy()
             check_norms(self.trained, [_name(picture) for picture, _ in batch], learners)
-            found.append(learners.reshape(len(learners), -1) / np.float32(learners.shape[1] ** 0.5))
+            found.append(side_by_side(learners))
         return np.concatenate(found)
 
 

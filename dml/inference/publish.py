@@ -22,7 +22,16 @@ from torch import Tensor
 from dml import __version__
 from dml.configuration.places import holds_path
 from dml.errors import UserError
-from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, load_checkpoint, write_atomically, write_network
+from dml.files import (
+    CONFIG,
+    MANIFEST,
+    NETWORK,
+    atomic_path,
+    load_checkpoint,
+    sha256_of,
+    write_atomically,
+    write_network,
+)
 from dml.hub import is_address, model_of, upload
 from dml.inference.embedding import Trained
 from dml.inference.tested import portable
@@ -122,12 +131,6 @@ def result(metrics: Mapping[str, float]) -> str:
     return f"best_on_{monitor(metrics)}" if chosen else "last"
 
 
-def digest_of(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Returns, by name, the SHA-256 of each tensor's type, shape and numbers."""
     return {
@@ -144,7 +147,7 @@ def _manifest(folder: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> 
         "dml": __version__,
         "weights": trained.digest(),
         "step": trained.step,
-        "files": {file: digest_of(folder / file) for file in files if (folder / file).is_file()},
+        "files": {file: sha256_of(folder / file) for file in files if (folder / file).is_file()},
         "tensors": digests_of(tensors),
     }
 

@@ -107,7 +107,8 @@ def search(
         index: one of `dml.configuration.defaults.INDEXES`; None: the kind that `place` has, else `flat`.
         min_recall: the recall that an approximate index has to reach on a sample of the gallery; its effort is raised
             until it does.
-        run, checkpoint, batch_size, device: see `dml.inference.embedding.embed_images`.
+        run, checkpoint, device: see `dml.inference.embedding.Trained.of`.
+        batch_size: images that are embedded at a time.
 
     Raises:
         UserError: faiss is missing; no threshold was chosen; there is no such run, gallery or query; images cannot be

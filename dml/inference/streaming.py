@@ -28,7 +28,7 @@ from dml.inference.embedding import (
 )
 from dml.inference.galleries import UNREADABLE, WRITTEN, Draft, check_names, check_place, held_alone, need_pyarrow
 from dml.inference.places import image_files, unreadable_sentence
-from dml.inference.vectors import writable
+from dml.inference.vectors import side_by_side, writable
 
 T = TypeVar("T")
 
@@ -173,8 +173,7 @@ def _embed(trained: Trained, files: Sequence[Path], draft: Draft, batch_size: in
         if images and (skip or not unreadable):
             learners = trained.embed(torch.stack(list(images.values()))).numpy()
             check_norms(trained, [files[at] for at in images], learners)
-            rows = learners.reshape(len(learners), -1) / np.float32(learners.shape[1] ** 0.5)
-            draft.rows[list(images)] = rows
+            draft.rows[list(images)] = side_by_side(learners)
             done += images
         if time.monotonic() - marked >= MARKED_EVERY:
             draft.mark(done, WRITTEN)

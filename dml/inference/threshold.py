@@ -53,7 +53,8 @@ def choose(
     Args:
         fmr: false match rate at which the threshold is chosen.
         draws, seed: of the bootstrap over test classes.
-        run, checkpoint, batch_size, device: see `dml.inference.embedding.embed_images`.
+        run, checkpoint, device: see `dml.inference.embedding.Trained.of`.
+        batch_size: images that are embedded at a time.
 
     Returns:
         The content of `threshold.json`.

@@ -62,13 +62,17 @@ class Embedded:
     @property
     def embeddings(self) -> np.ndarray:
         """The learners side by side, `[N,D]`, of unit norm as a whole."""
-        count, learners, width = self.learners.shape
-        return self.learners.reshape(count, learners * width) / np.float32(learners**0.5)
+        return side_by_side(self.learners)
 
     def vectors(self, weights: str) -> Vectors:
         """Returns the content of a file of these embeddings, with absolute paths. `weights` is the digest of the
         weights."""
         return Vectors(self.embeddings, np.array([str(file.absolute()) for file in self.files], np.str_), weights)
+
+
+def side_by_side(learners: np.ndarray) -> np.ndarray:
+    """Returns learners `[N,L,d]`, each of unit norm, as embeddings `[N,D]` of unit norm."""
+    return learners.reshape(len(learners), -1) / np.float32(learners.shape[1] ** 0.5)
 
 
 def write_vectors(path: Path, vectors: Vectors, learners: np.ndarray | None = None) -> None:

@@ -15,10 +15,10 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.interval import ENDS, intervals
 from dml.evaluation.metric import of_a_query
 from dml.evaluation.rounding import rank_bounds
-from dml.files import MANIFEST, NETWORK, read_tensors
+from dml.files import MANIFEST, NETWORK, read_tensors, sha256_of
 from dml.hub import folder_of, front_matter, licence_of
 from dml.inference.embedding import Trained
-from dml.inference.publish import CARD, digest_of, digests_of, result
+from dml.inference.publish import CARD, digests_of, result
 from dml.inference.tested import Tested
 from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require
@@ -121,7 +121,7 @@ def _altered(place: Path) -> Iterator[str]:
         file = place / Path(name).name
         if not file.is_file():
             yield f"{name} is missing"
-        elif digest_of(file) != digest:
+        elif sha256_of(file) != digest:
             yield f"{name} was altered{_which(file, tensors)}"
 
 

@@ -1,6 +1,5 @@
 """Loads weights from a file, a URL or a published source into a module: checked, and without running pickled code."""
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from dml.errors import UserError
 from dml.fetch import fetch
-from dml.files import alone, folder_of_url, read_json, read_tensors
+from dml.files import alone, folder_of_url, read_json, read_tensors, sha256_of
 from dml.hub import SCHEME, folder_of, licence_of
 
 # Keys of classifiers and auxiliary classifiers in published files (torchvision, Cadene, Caffe), not of the backbone.
@@ -197,7 +196,7 @@ def _download(url: str, folder: Path) -> Path:
         raise UserError(f"{path} cannot be written ({error.strerror}): {by_hand}.") from None
     except UserError as error:
         raise UserError(f"{error} Otherwise {by_hand}.") from None
-    if not _sha256(path).startswith(_hash_prefix(path) or ""):
+    if not sha256_of(path).startswith(_hash_prefix(path) or ""):
         path.unlink()
         raise UserError(f"{url} does not match the hash in its name: try again, or another source.")
     return path
@@ -212,17 +211,12 @@ def _hash_prefix(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _checked(path: Path, is_users: bool) -> str:
     """Returns the file's SHA-256. Raises UserError if the name of its blob in the hub's cache says another.
 
     So may the file's own name, but not that of a user's file: there, digits may be anything, such as a step.
     """
-    digest = _sha256(path)
+    digest = sha256_of(path)
     blob = path.resolve().name
     said = (None if is_users else _hash_prefix(path)) or (blob if re.fullmatch("[a-f0-9]{64}", blob) else "")
     if not digest.startswith(said):
