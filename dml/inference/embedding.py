@@ -96,9 +96,9 @@ class Trained:
         Numbers are rounded as in an evaluation of the run on this device: to half precision if `trainer.precision` says
         so, and the factors of a GPU's products as `trainer.matmul` says. A run in double precision is embedded in
         float32. Raises UserError if the memory does not suffice."""
-        seen = self._rounding.convert_input(images.to(self.method.device))
         enough = enough_memory("lower the batch size (--batch-size), or choose the CPU (--device cpu)")
         with enough, products(self.config.trainer.matmul), self._rounding.forward_context():
+            seen = self._rounding.convert_input(images.to(self.method.device))
             found: Tensor = self._network.embed(seen).float().cpu()
         return normalize(found, dim=-1) if isinstance(self._rounding, HalfPrecision) else found
 
