@@ -53,7 +53,7 @@ def outcome(folder: Path) -> tuple[dict[str, float], list[dict[str, float]], dic
 def test_killed_and_resumed_equals_undisturbed(tmp_path: Path) -> None:
     """Several learners, a memory in the loss, and a checkpoint chosen on validation classes."""
     options = ["method=abe", "loss=xbm", "loss.loss.memory_size=64"]
-    options += ["protocol=random_class_split", "protocol.split=0", "lr=0.02"]
+    options += ["protocol=random_class_split", "protocol.split=1", "lr=0.02"]
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     assert start(undisturbed, *options).wait() == 0
     kill_after_step(start(disturbed, *options), disturbed, 1)  # before the first checkpoint
