@@ -96,7 +96,8 @@ def assert_as_on_the_cpu(configure: Configure, folder: Path, *options: str) -> N
             found = done("device")
     assert mode.left  # embeddings and losses came from there
     assert "resumed at step 5" in (folder / "device" / "run.log").read_text()
-    assert found.keys() == expected.keys()
+    # Another rounding may find another step the best, and clusters are counted at the last step alone.
+    assert {*found} ^ {*expected} <= {"best_on_test/nmi", "best_on_test/f1"}
     for name in {"untrained/recall@1", "test/recall@1", "test/map@r"} & expected.keys():
         assert found[name] == pytest.approx(expected[name], abs=0.03), name  # another rounding
 
