@@ -80,6 +80,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["loss=xbm", "loss.memory_from=10"], r"loss\.memory_from=10 lasts 10 of the 10 steps"),
         (["method.warm_up=3"], r"method\.warm_up=3 .* lasts 12 of the 10 steps"),
         (["head=gsp", "head.init=kcenter", "head.init_steps=99"], r"head\.init_steps=99 lasts 99"),
+        (["scheduler=step", "+scheduler.base_lr=0.1"], r"scheduler\.base_lr cannot be set by hand"),
         (["head=gsp", "head.init=kcenter"], r"head\.init=kcenter \(1024 images\) lasts \d+ of the 10 steps"),
         (
             ["method=mtails", "method.M=2", "backbone.train=none"],

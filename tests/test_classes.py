@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from dml.papers.catalogue import names, read_experiment
 from dml.papers.classes import ByClass, by_class, compare_rows, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
-from dml.papers.page import markdown
+from dml.papers.page import _fewer, markdown
 from dml.papers.records import record_finished
 from dml.papers.trainings import folder_of
 from dml.runs.folder import RunFolder
@@ -279,3 +281,13 @@ def test_repetitions_of_a_fold_are_one_term(
     found = by_class(training, folder_of(training, tmp_path), [])
     assert found.runs == 8
     assert found.of_runs["map@r"] == pytest.approx([np.mean(precision[fold]) for fold in range(4)])
+
+
+def test_seeds_that_one_row_alone_has_are_told() -> None:
+    """Also with several runs a training, as many on both sides."""
+    seeds = {"base": (0, 1), "mine": (1, 2)}
+    measured = [SimpleNamespace(row=row, part="p", changes=[], seed=s) for row, of in seeds.items() for s in of]
+    one = Compared("mine", "p", [], "map@r", "base", 0.1, 0.0, 0.2, 0.05, [4, 4], 3)
+    assert _fewer(cast(Experiment, SimpleNamespace(measured=measured)), one)
+    both = [each for each in measured if each.seed == 1]
+    assert not _fewer(cast(Experiment, SimpleNamespace(measured=both)), one)

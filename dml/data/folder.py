@@ -181,9 +181,7 @@ def _roles_of_folders(names: list[str], root: Path) -> list[str]:
         )
     train, test = ({name for role, _, name in parted if role == side} for side in ("train", "test"))
     if "" in train | test:
-        raise UserError(
-            f"{root} has images in train/ and test/ themselves: put those of each class into a folder there"
-        )
+        raise UserError(f"{root} has images in train/ or test/ themselves: put those of each class into a folder there")
     if both := sorted(train & test):
         raise UserError(
             f"{len(both)} classes lie below train/ and below test/, such as {both[0]}, but the test is of classes that "

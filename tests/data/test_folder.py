@@ -88,6 +88,10 @@ def test_folders_called_train_and_test_are_the_split(tmp_path: Path) -> None:
     }
     assert folder(str(tmp_path / "train"), depth="leaf").class_names == ["Fruit/Apple", "Fruit/Pear", "Nut"]
     picture(tmp_path / "test" / "Nut" / "2.jpg")
+    picture(tmp_path / "train" / "3.jpg")
+    with pytest.raises(UserError, match=r"has images in train/ or test/ themselves: put those of each class into"):
+        folder(str(tmp_path), depth="leaf")
+    (tmp_path / "train" / "3.jpg").unlink()
     with pytest.raises(UserError, match=r"1 classes lie below train/ and below test/, such as Nut, but the test is"):
         folder(str(tmp_path), depth="leaf")
 

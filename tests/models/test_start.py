@@ -61,6 +61,7 @@ def test_an_identity_beside_convolutions_is_told(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, logger="dml"):
         enlarge_input(behind, 2)
     assert "Not only convolutions see the input of stage 'layer1_1'" in caplog.text
+    assert "or let that stage learn with backbone.batch_norm=batch" in caplog.text
     assert all(torch.equal(before[name], value) for name, value in behind.state_dict().items())
 
 
