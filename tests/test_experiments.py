@@ -27,6 +27,7 @@ from dml.papers import actions, smoke
 from dml.papers.actions import record, run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
+from dml.papers.drawn import ComparedAxis, Comparison, Curve, Over, OverAxis, Scatter, along_axes
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement
 from dml.papers.page import differences, markdown, section, settings, write_page
@@ -64,12 +65,11 @@ def test_rows_are_options(name: str) -> None:
     for row in experiment.rows.values():
         for command in [row.command] if row.command else []:
             assert (FOLDER.parent / command[0]).exists(), command
-    drawn = experiment.figure.get("y", [])
     shown = {column.metric for part in experiment.parts.values() for column in part.columns.values()}
-    if experiment.figure.get("kind") == "curve":
-        assert set(experiment.figure["steps"].values()) <= shown
-    if experiment.figure.get("kind") in ("over", "scatter"):
-        assert {one["metric"] for one in (drawn if isinstance(drawn, list) else [drawn])} <= shown
+    if isinstance(experiment.figure, Curve):
+        assert set(experiment.figure.steps.values()) <= shown
+    if isinstance(experiment.figure, Over | Scatter):
+        assert along_axes(experiment.figure) <= shown
     if experiment.record.exists():  # nothing recorded of a row that has other options by now
         kept = json.loads(experiment.record.read_text())
         assert len(kept["measured"]) == len(experiment.measured)
@@ -418,7 +418,7 @@ def test_differences_from_a_row_that_is_no_base_any_more_are_not_shown(little: E
 
 def test_a_part_has_seeds_of_its_own(little: Experiment) -> None:
     """Scripts have them, too."""
-    other = replace(little.parts["glyphs"], name="other", seeds=[5, 6])
+    other = replace(little.parts["glyphs"], seeds=[5, 6])
     script = replace(little.rows["theirs"], name="script", command=["some.py", "{seed}"])
     rows = {row.name: replace(row, parts=["glyphs", "other"]) for row in (*little.rows.values(), script)}
     experiment = replace(little, parts=little.parts | {"other": other}, rows=rows)
@@ -493,7 +493,7 @@ def test_differences_are_drawn_of_the_experiments_own_setting(little: Experiment
     def difference(changes: list[str], d: float) -> Compared:
         return Compared("mine", "glyphs", changes, "map@r", "theirs", d, d - 0.1, d + 0.1, 0.5, [1, 1])
 
-    figure = {"kind": "comparison", "metric": {"metric": "test/map@r", "compared": "map@r", "title": "MAP@R"}}
+    figure = Comparison(ComparedAxis("test/map@r", "MAP@R", "map@r"))
     own = replace(little, figure=figure, compared_with="theirs")
     assert comparison(own) is None
     assert comparison(replace(own, measured=[made("mine", ["lr=1"], 0.5)])) is None
@@ -554,7 +554,7 @@ def test_a_curve_is_drawn_from_the_record(little: Experiment, tmp_path: Path, mo
     def made(seed: int, **values: float) -> Measurement:
         return Measurement("mine", "glyphs", "", seed, [], values, "python", "c", "d", "h")
 
-    own = replace(little, figure={"kind": "curve", "steps": {0: "at_0", 500: "at_500"}})
+    own = replace(little, figure=Curve({0: "at_0", 500: "at_500"}))
     assert drawing(own, tmp_path) == []
     ((caption, picture),) = drawing(
         replace(own, measured=[made(0, at_0=0.1, at_500=0.2), made(1, at_0=0.3, at_500=0.5)]), tmp_path
@@ -668,7 +668,7 @@ def test_mistakes(
 def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
     path = tmp_path / "experiments" / "us" / "table1.yaml"
     path.write_text(path.read_text().replace("published: {glyphs: {R@1: 60.0}}", "published: {glyphs: {R@2: 60.0}}"))
-    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown part or column 'R@2'"):
+    with pytest.raises(UserError, match=r"the row 'theirs' has an unknown column 'R@2'"):
         find(["us"])
 
 
@@ -717,7 +717,7 @@ def test_a_line_without_a_title(little: Experiment) -> None:
     figure = "figure: {kind: over, x: {a: m, b: n}, y: {metric: test/recall@1, title: R@1}}\n"
     content = path.read_text() + figure
     path.write_text(content.replace("{name: mine,", "{name: mine, x: 1, line: a,"))
-    assert read_experiment("us/table1").figure["x"] == {"a": "m", "b": "n"}
+    assert read_experiment("us/table1").figure == Over({"a": "m", "b": "n"}, [OverAxis("test/recall@1", "R@1")])
     path.write_text(content.replace("{name: mine,", "{name: mine, x: 1, line: c,"))
     with pytest.raises(UserError, match=r"figure\.x has no title for the line 'c' of the row 'mine'"):
         find(["us"])

@@ -103,7 +103,7 @@ def test_a_spread_is_that_of_a_run_if_runs_give_one() -> None:
             "compared_with: one",
             "the row 'one' has a pattern, and nothing that it is compared with",
         ),
-        ("[method.M=2]", "[method.M=2], without: [R@9]", "the row 'two' has an unknown part or column 'R@9'"),
+        ("[method.M=2]", "[method.M=2], without: [R@9]", "the row 'two' has an unknown column 'R@9'"),
         ("compared_with: four\n", "", "the row 'one' has a pattern, and nothing that it is compared with"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import yaml
@@ -12,8 +12,9 @@ from omegaconf.errors import OmegaConfBaseException
 from dml.configuration.composition import CONF
 from dml.errors import UserError
 from dml.evaluation.metric import METRICS
-from dml.papers.experiment import Column, Experiment, Row, Section, Tuning, near
-from dml.papers.forms import FIGURES, ExperimentForm, RecordForm, check_form
+from dml.papers.drawn import KINDS, Drawn, Over
+from dml.papers.experiment import Experiment, Row, near
+from dml.papers.forms import ExperimentForm, RecordForm, parse
 from dml.papers.measured import Compared, Measurement, Trial, Tuned
 from dml.papers.verdicts import ABOVE, BELOW
 
@@ -60,38 +61,22 @@ def read_experiment(name: str) -> Experiment:
     path = FOLDER / f"{name}.yaml"
     try:
         # OmegaConf refuses a key that is there twice, of which PyYAML takes the last.
-        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        check_form(content, ExperimentForm)
-        parts = {part: _part(part, said) for part, said in content["parts"].items()}
-        rows = [_row(said, parts) for said in content["rows"]]
-        if len({row.name for row in rows}) < len(rows):
+        form: ExperimentForm = parse(OmegaConf.to_container(OmegaConf.load(path), resolve=False), ExperimentForm)
+        rows = {row.name: row if row.parts else replace(row, parts=list(form.parts)) for row in form.rows}
+        if len(rows) < len(form.rows):
             raise ValueError("two rows have the same name")
-        if (base := content.get("compared_with", "")) and base not in {row.name for row in rows}:
+        if (base := form.compared_with) and base not in rows:
             raise ValueError(f"compared_with names '{base}', which is no row")
-        if unknown := [one for one in content.get("spread_of", []) if not (FOLDER / f"{one}.yaml").exists()]:
+        if unknown := [one for one in form.spread_of if not (FOLDER / f"{one}.yaml").exists()]:
             raise ValueError(f"spread_of names '{unknown[0]}', which is no experiment")
-        _check_patterns(rows, base)
-        _check_figure(content.get("figure", {}), rows)
-        if (searched := [row.name for row in rows if row.search]) and not content.get("tuning"):
-            raise ValueError(f"the row '{searched[0]}' has search:, but the experiment has no tuning:")
-        experiment = Experiment(
-            name,
-            path.with_suffix(".json"),
-            content["title"],
-            content["source"],
-            " ".join(content.get("about", "").split()),
-            content.get("overrides", []),
-            content.get("seeds", [0]),
-            parts,
-            {row.name: row for row in rows},
-            content.get("figure", {}),
-            base,
-            content.get("spread_of", []),
-            Tuning(**content["tuning"]) if content.get("tuning") else None,
-        )
-    except (KeyError, TypeError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        for row in rows.values():
+            _check_row(row, form)
+        figure = _figure(form.figure, form.rows)
+    except (TypeError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} cannot be read as an experiment: {' '.join(str(error).split())}.") from error
-    return _with_record(experiment)
+    said = {one.name: getattr(form, one.name) for one in fields(form)}
+    said |= {"about": " ".join(form.about.split()), "rows": rows, "figure": figure}
+    return _with_record(Experiment(name=name, record=path.with_suffix(".json"), **said))
 
 
 def _with_record(experiment: Experiment) -> Experiment:
@@ -104,7 +89,7 @@ def _with_record(experiment: Experiment) -> Experiment:
         return experiment
     try:
         kept = json.loads(experiment.record.read_text(encoding="utf-8"))
-        check_form(kept, RecordForm)
+        parse(kept, RecordForm)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{experiment.record} is damaged ({error}): take it back from git, or move it away and record again."
@@ -123,61 +108,41 @@ def _with_record(experiment: Experiment) -> Experiment:
     return replace(experiment, measured=measured, compared=compared)
 
 
-def _check_patterns(rows: list[Row], base: str) -> None:
+def _check_row(row: Row, form: ExperimentForm) -> None:
+    named = [*row.published, *row.parts]
+    if unknown := [part for part in named if part not in form.parts]:
+        raise ValueError(f"the row '{row.name}' has an unknown part '{unknown[0]}'")
+    columns = {(part, title) for part in form.parts for title in form.parts[part].columns}
+    unknown = [title for part, of in row.published.items() for title in of if (part, title) not in columns]
+    unknown += [title for title in row.without if all(title != one for _, one in columns)]
+    if unknown:
+        raise ValueError(f"the row '{row.name}' has an unknown column '{unknown[0]}'")
+    if row.overrides is not None and row.command is not None:
+        raise ValueError(f"the row '{row.name}' has both overrides: and command:")
+    if row.overrides is None and row.search:
+        raise ValueError(f"the row '{row.name}' has search:, but no overrides:")
+    if row.search and form.tuning is None:
+        raise ValueError(f"the row '{row.name}' has search:, but the experiment has no tuning:")
+    if row.command is None and row.smoke:
+        raise ValueError(f"the row '{row.name}' has smoke:, but no command:")
     known = [metric.name for metric in METRICS if "compare" in metric.tables]
-    for row in rows:
-        for name, direction in row.pattern.items():
-            if not base or row.name == base:
-                raise ValueError(f"the row '{row.name}' has a pattern, and nothing that it is compared with")
-            if name not in known or direction not in (ABOVE, BELOW):
-                right = f"one of {', '.join(known)} is {ABOVE} or {BELOW}"
-                raise ValueError(f"the row '{row.name}' has the pattern {name}: {direction}, but {right}")
+    for name, direction in row.pattern.items():
+        if form.compared_with in ("", row.name):
+            raise ValueError(f"the row '{row.name}' has a pattern, and nothing that it is compared with")
+        if name not in known or direction not in (ABOVE, BELOW):
+            right = f"one of {', '.join(known)} is {ABOVE} or {BELOW}"
+            raise ValueError(f"the row '{row.name}' has the pattern {name}: {direction}, but {right}")
 
 
-def _check_figure(figure: dict[str, Any], rows: list[Row]) -> None:
-    if not figure:
-        return
-    kind = str(figure.get("kind"))
-    if kind not in FIGURES:
-        raise ValueError(f"figure.kind is {kind}, not one of {', '.join(FIGURES)}")
-    check_form({key: value for key, value in figure.items() if key != "kind"}, FIGURES[kind], "figure")
-    if kind == "over" and isinstance(figure["x"], dict):
+def _figure(said: dict[str, Any], rows: list[Row]) -> Drawn | None:
+    if not said:
+        return None
+    kind = str(said.get("kind"))
+    if kind not in KINDS:
+        raise ValueError(f"figure.kind is {kind}, not one of {', '.join(KINDS)}")
+    figure: Drawn = parse({key: value for key, value in said.items() if key != "kind"}, KINDS[kind], "figure")
+    if isinstance(figure, Over) and isinstance(figure.x, dict):
         for row in rows:
-            if row.x is not None and row.line not in figure["x"]:
+            if row.x is not None and row.line not in figure.x:
                 raise ValueError(f"figure.x has no title for the line '{row.line}' of the row '{row.name}'")
-
-
-def _part(name: str, said: dict[str, Any]) -> Section:
-    columns = {title: Column(**one) for title, one in said["columns"].items()}
-    return Section(name, said.get("overrides", []), columns, said.get("seeds"))
-
-
-def _row(said: dict[str, Any], parts: dict[str, Section]) -> Row:
-    published = said.get("published") or {}
-    wrong = [
-        *(part for part in (*published, *said.get("parts", ())) if part not in parts),
-        *(title for title in said.get("without", ()) if not any(title in part.columns for part in parts.values())),
-        *(title for part, of in published.items() if part in parts for title in of if title not in parts[part].columns),
-    ]
-    if wrong:
-        raise ValueError(f"the row '{said.get('name')}' has an unknown part or column '{wrong[0]}'")
-    if said.get("overrides") is not None and said.get("command") is not None:
-        raise ValueError(f"the row '{said['name']}' has both overrides: and command:")
-    if said.get("overrides") is None and said.get("search"):
-        raise ValueError(f"the row '{said['name']}' has search:, but no overrides:")
-    if said.get("command") is None and said.get("smoke"):
-        raise ValueError(f"the row '{said['name']}' has smoke:, but no command:")
-    return Row(
-        str(said["name"]),
-        said.get("overrides"),
-        said.get("search", {}),
-        said.get("command"),
-        said.get("smoke", []),
-        published,
-        said.get("pattern", {}),
-        said.get("without", []),
-        said.get("parts", list(parts)),
-        said.get("x"),
-        str(said.get("line", "")),
-        said.get("note", ""),
-    )
+    return figure

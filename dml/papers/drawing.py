@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from dml.figures import course, summaries
+from dml.papers.drawn import Comparison, Course, Curve, Over, Pictures, Scatter
 from dml.papers.experiment import Experiment, Row, Training
 from dml.papers.trainings import finished
 from dml.runs.log import read_metrics
@@ -23,19 +24,22 @@ def drawing(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
     Returns:
         Captions and pictures, PNGs as data URIs.
     """
-    kind = experiment.figure.get("kind")
-    if kind == "over":
-        return _over(experiment)
-    if kind == "scatter":
-        return _scatter(experiment)
-    if kind == "course":
-        return _course(experiment, out)
-    if kind == "curve":
-        return _curve(experiment)
-    if kind == "comparison":
-        picture = comparison(experiment)
-        return [] if picture is None else [("", _uri(picture))]
-    return _pictures(experiment, out) if kind == "pictures" else []
+    match experiment.figure:
+        case Over() as figure:
+            return _over(experiment, figure)
+        case Scatter() as figure:
+            return _scatter(experiment, figure)
+        case Course() as figure:
+            return _course(experiment, figure, out)
+        case Curve() as figure:
+            return _curve(experiment, figure)
+        case Pictures() as figure:
+            return _pictures(experiment, figure, out)
+        case Comparison():
+            picture = comparison(experiment)
+            return [] if picture is None else [("", _uri(picture))]
+        case None:
+            return []
 
 
 def comparison(experiment: Experiment) -> Figure | None:
@@ -44,21 +48,21 @@ def comparison(experiment: Experiment) -> Figure | None:
     The metric is the `metric` of the experiment's figure. Measurements with changes are left out. Returns None if no
     others were made, or the experiment has another figure or none.
     """
-    if experiment.figure.get("kind") != "comparison":
+    if not isinstance(experiment.figure, Comparison):
         return None
-    metric = experiment.figure["metric"]
-    compared = [one for one in experiment.compared if one.metric == metric["compared"] and not one.changes]
+    metric = experiment.figure.metric
+    compared = [one for one in experiment.compared if one.metric == metric.compared and not one.changes]
     differences = {(one.row, one.part): one for one in compared}
     parts: dict[str, list[summaries.MethodPoint]] = {}
     for part in experiment.parts:
         for row in experiment.rows:
-            if values := _values(experiment, row, part, [], metric["metric"]):
+            if values := _values(experiment, row, part, [], metric.metric):
                 found = differences.get((row, part))
                 between = None if found is None else (100 * found.estimate, 100 * found.low, 100 * found.high)
                 parts.setdefault(part, []).append(
                     summaries.MethodPoint(row, [100 * value for value in values], between)
                 )
-    return summaries.methods(parts, metric["title"], experiment.compared_with) if parts else None
+    return summaries.methods(parts, metric.title, experiment.compared_with) if parts else None
 
 
 Lines = dict[str, list[summaries.Measured]]
@@ -66,29 +70,29 @@ Lines = dict[str, list[summaries.Measured]]
 PUBLISHED = ", published"  # added to the label of a line
 
 
-def _over(experiment: Experiment) -> list[tuple[str, str]]:
+def _over(experiment: Experiment, figure: Over) -> list[tuple[str, str]]:
     """Draws metrics over a number, a picture for each setting; the published ones are in that of the paper's."""
-    x, ys, drawn = experiment.figure["x"], experiment.figure["y"], []
-    for y in ys if isinstance(ys, list) else [ys]:
+    x, drawn = figure.x, []
+    for y in figure.y:
         for changes, part in product(_changes(experiment), experiment.parts):
             lines: Lines = {}
             for row in experiment.rows.values():
-                values = _values(experiment, row.name, part, list(changes), y["metric"])
+                values = _values(experiment, row.name, part, list(changes), y.metric)
                 if row.x is not None and values:
                     std = statistics.stdev(values) if len(values) > 1 else None
                     lines.setdefault(row.line, []).append(summaries.Measured(row.x, statistics.fmean(values), std))
-                printed_here = _published(experiment, row, part, y["metric"])
+                printed_here = _published(experiment, row, part, y.metric)
                 if row.x is not None and printed_here is not None and not changes:
                     lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(row.x, printed_here, None))
             # Lines over different quantities go into pictures of their own.
-            for title in dict.fromkeys(x.values()) if isinstance(x, dict) else [y.get("x", x)]:
+            for title in dict.fromkeys(x.values()) if isinstance(x, dict) else [y.x or x]:
                 mine = {
                     line: points
                     for line, points in lines.items()
                     if not isinstance(x, dict) or x[line.removesuffix(PUBLISHED)] == title
                 }
                 if mine:
-                    picture = summaries.over(mine, title, y["title"], [one for one in mine if one.endswith(PUBLISHED)])
+                    picture = summaries.over(mine, title, y.title, [one for one in mine if one.endswith(PUBLISHED)])
                     drawn.append((" ".join([part, *changes]), _uri(picture)))
     return drawn
 
@@ -114,41 +118,41 @@ def _values(experiment: Experiment, row: str, part: str, changes: list[str], met
     ]
 
 
-def _scatter(experiment: Experiment) -> list[tuple[str, str]]:
+def _scatter(experiment: Experiment, figure: Scatter) -> list[tuple[str, str]]:
     """Draws one metric of a row against another; the published ones are in the picture of the paper's setting."""
-    x, y, drawn = experiment.figure["x"], experiment.figure["y"], []
+    x, y, drawn = figure.x, figure.y, []
     for changes, part in product(_changes(experiment), experiment.parts):
         lines: Lines = {}
         for row in experiment.rows.values():
-            xs, ys = (_values(experiment, row.name, part, list(changes), axis["metric"]) for axis in (x, y))
+            xs, ys = (_values(experiment, row.name, part, list(changes), axis.metric) for axis in (x, y))
             if xs and ys:
                 point = summaries.Measured(statistics.fmean(xs), statistics.fmean(ys), None)
                 lines.setdefault(row.line, []).append(point)
-            at, of = (_published(experiment, row, part, axis["metric"]) for axis in (x, y))
+            at, of = (_published(experiment, row, part, axis.metric) for axis in (x, y))
             if at is not None and of is not None and not changes:
                 lines.setdefault(row.line + PUBLISHED, []).append(summaries.Measured(at, of, None))
         if lines:
-            picture = summaries.over(lines, x["title"], y["title"], [one for one in lines if one.endswith(PUBLISHED)])
+            picture = summaries.over(lines, x.title, y.title, [one for one in lines if one.endswith(PUBLISHED)])
             drawn.append((" ".join([part, *changes]), _uri(picture)))
     return drawn
 
 
-def _course(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
+def _course(experiment: Experiment, figure: Course, out: Path) -> list[tuple[str, str]]:
     lines: dict[str, dict[int, float]] = {}
     for training, folder in _runs(experiment, out):
         records = read_metrics(folder / "metrics.jsonl")
-        for one in experiment.figure["y"]:
-            values = {record["step"]: record[one["metric"]] for record in records if one["metric"] in record}
-            lines[f"{training.row}, {training.part}: {one['title']}"] = values
+        for one in figure.y:
+            values = {record["step"]: record[one.metric] for record in records if one.metric in record}
+            lines[f"{training.row}, {training.part}: {one.title}"] = values
     return [("", _uri(course.recall_over_steps(lines)))] if lines else []
 
 
-def _curve(experiment: Experiment) -> list[tuple[str, str]]:
+def _curve(experiment: Experiment, figure: Curve) -> list[tuple[str, str]]:
     """Draws Recall@1 over steps from the record, where each evaluation's Recall@1 is a metric of its own."""
     drawn = []
     for changes, part in product(_changes(experiment), experiment.parts):
         lines: dict[str, dict[int, float]] = {}
-        for row, (step, metric) in product(experiment.rows, experiment.figure["steps"].items()):
+        for row, (step, metric) in product(experiment.rows, figure.steps.items()):
             if values := _values(experiment, row, part, list(changes), metric):
                 lines.setdefault(row, {})[step] = statistics.fmean(values)
         if lines:
@@ -156,7 +160,7 @@ def _curve(experiment: Experiment) -> list[tuple[str, str]]:
     return drawn
 
 
-def _pictures(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
+def _pictures(experiment: Experiment, figure: Pictures, out: Path) -> list[tuple[str, str]]:
     places: dict[Path, str] = {}  # rows of one script share its pictures
     for training, folder in _runs(experiment, out):
         where = folder if training.script else folder / "figures"
@@ -164,7 +168,7 @@ def _pictures(experiment: Experiment, out: Path) -> list[tuple[str, str]]:
     return [
         (f"{name}: {picture}", _data((place / f"{picture}.png").read_bytes()))
         for place, name in places.items()
-        for picture in experiment.figure["names"]
+        for picture in figure.names
         if (place / f"{picture}.png").exists()
     ]
 

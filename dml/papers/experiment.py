@@ -13,10 +13,24 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, Field, FiniteFloat, WrapValidator
+
+from dml.configuration.ranges import Seed
 from dml.errors import UserError
+from dml.papers.drawn import Drawn
 from dml.papers.measured import Compared, Measurement, Tuned
+
+Seeds = Annotated[list[Seed], Field(min_length=1)]
+
+# Of a row, or of a line of a figure: YAML takes a name like 4 for a number.
+Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) in (int, float) else name)]
+
+Option = Annotated[str, Field(pattern=r"^[^+~]")]  # that the configuration has
+
+# A finite number that stays as it is written: 67 has no decimals, 67.0 has one.
+Printed = Annotated[FiniteFloat, WrapValidator(lambda value, check: (check(value), value)[1])]
 
 
 @dataclass(frozen=True)
@@ -32,15 +46,14 @@ class Section:
     """A part of an experiment: a block of columns.
 
     Attributes:
-        overrides: Hydra overrides of all its trainings.
         columns: by title.
+        overrides: Hydra overrides of all its trainings.
         seeds: of its trainings; None: the experiment's.
     """
 
-    name: str
-    overrides: list[str]
     columns: dict[str, Column]
-    seeds: list[int] | None = None
+    overrides: list[str] = field(default_factory=list)
+    seeds: Seeds | None = None
 
 
 @dataclass(frozen=True)
@@ -96,22 +109,22 @@ class Row:
         pattern: by metric, `above` or `below`: where the paper has this row, seen from the row that all are compared
             with.
         without: titles of columns that it cannot have, such as the cosine between learners of a single one.
-        parts: those that it is trained for.
+        parts: those that it is trained for; empty: all.
         x, line: its position and its line in a figure over numbers.
     """
 
-    name: str
-    overrides: list[str] | None
-    search: dict[str, list[Any]]
-    command: list[str] | None
-    smoke: list[str]
-    published: dict[str, dict[str, float]]
-    pattern: dict[str, str]
-    without: list[str]
-    parts: list[str]
-    x: float | None
-    line: str
-    note: str
+    name: Name
+    overrides: list[str] | None = None
+    search: dict[Option, list[Any]] = field(default_factory=dict)
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    smoke: list[str] = field(default_factory=list)
+    published: dict[str, dict[str, Printed]] = field(default_factory=dict)
+    pattern: dict[str, str] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    x: float | None = None
+    line: Name = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,8 +163,8 @@ class Experiment:
         source: paper and number of the table or figure.
         about: the setting, and how it differs from the paper's.
         overrides, seeds: of all trainings.
-        parts, rows: by name.
-        figure: how the figure is drawn, see `drawing`; empty for a table.
+        parts, rows: by name; each row's parts are named.
+        figure: what is drawn; None for a table.
         compared_with: the row that all others are compared with; empty: none.
         spread_of: names of experiments with the same setting, whose rows tell, with its own, how much seeds change.
         tuning: None: rows are trained as they stand.
@@ -167,7 +180,7 @@ class Experiment:
     seeds: list[int]
     parts: dict[str, Section]
     rows: dict[str, Row]
-    figure: dict[str, Any]
+    figure: Drawn | None = None
     compared_with: str = ""
     spread_of: list[str] = field(default_factory=list)
     tuning: Tuning | None = None

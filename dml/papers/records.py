@@ -17,6 +17,7 @@ from dml.files import alone, atomic_path, write_atomically
 from dml.papers.catalogue import names, read_experiment
 from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
+from dml.papers.drawn import along_axes
 from dml.papers.experiment import Experiment, Training
 from dml.papers.measured import Compared, Measurement, Tuned
 from dml.papers.trainings import figures, folder_of
@@ -42,7 +43,7 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         folder = folder_of(training, out)
         metrics = figures(training, folder)
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
-        wanted |= {one["metric"] for one in _drawn(experiment) if "metric" in one} | {"untrained/recall@1"}
+        wanted |= along_axes(experiment.figure) | {"untrained/recall@1"}
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
         if not kept:
             print(f"Left out: {training.row}, which {folder} does not have: run it again.")
@@ -66,11 +67,6 @@ def _with_seeds(experiment: Experiment, changes: Sequence[str], out: Path) -> li
         seeds = sorted(int(name.removeprefix("seed=")) for name in names if SEED.fullmatch(name))
         result += [replace(training, seed=seed) for seed in seeds]
     return result
-
-
-def _drawn(experiment: Experiment) -> list[dict[str, str]]:
-    axes = [experiment.figure.get(name, {}) for name in ("x", "y")]
-    return [one for axis in axes for one in (axis if isinstance(axis, list) else [axis]) if isinstance(one, dict)]
 
 
 def sizes_of(experiment: Experiment) -> list[Measurement]:

@@ -33,6 +33,7 @@ from dml.data.miniatures import smoke as make_miniatures
 from dml.errors import UserError
 from dml.evaluation.metric import of_queries
 from dml.papers.catalogue import FOLDER
+from dml.papers.drawn import along_axes
 from dml.papers.experiment import Experiment
 from dml.papers.tuning import example, searches
 from dml.process import cores
@@ -216,10 +217,8 @@ def _script(options: Options, shorter: Sequence[str], folder: Path) -> Shown:
 
 
 def _over(experiment: Experiment, part: str) -> set[str]:
-    """Returns the metrics that the paper's figure draws on its vertical axis and that are columns of this part."""
-    said = experiment.figure.get("y", [])
-    drawn = {one["metric"] for one in (said if isinstance(said, list) else [said])}
-    return drawn & {column.metric for column in experiment.parts[part].columns.values()}
+    """Returns the metrics that the paper's figure draws and that are columns of this part."""
+    return along_axes(experiment.figure) & {column.metric for column in experiment.parts[part].columns.values()}
 
 
 @cache  # hundreds of rows share a dozen backbones
