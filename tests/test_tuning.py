@@ -96,6 +96,23 @@ def test_a_row_is_trained_with_what_its_search_found(
     assert "lr=2e-3 method.M=2" in page
 
 
+def test_searches_of_a_folder_are_recorded(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when another machine carried them out. One that has begun is not."""
+    plain, abe = searches(little)
+    searched(abe, tmp_path, configure, 0.1, 0.3)
+    (tmp_path / plain.key).mkdir()
+    actions.record(["us"], out=tmp_path)
+    assert capsys.readouterr().out.startswith("Left out: us/table1, plain: no trial of the search was carried out")
+    now = read_experiment("us/table1")
+    assert now.tuned == [tuned(abe, [], tmp_path)]
+    assert now.chosen(now.rows["ABE"]) == ["lr=2e-3", "method.M=2"]
+    searched(abe, tmp_path, configure, 0.4, 0.3)
+    actions.record(["us"], out=tmp_path)
+    assert read_experiment("us/table1") == now  # a row that was trained with it keeps its options
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_two_processes_do_not_share_the_trials_of_a_search(

@@ -148,7 +148,9 @@ def smoke(names: Sequence[str], rows: Sequence[str] = ()) -> None:
 
 
 def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERIMENTS, sizes: bool = False) -> None:
-    """Writes the metrics of all finished trainings to the experiments' records.
+    """Writes the results of finished searches and the metrics of all finished trainings to the experiments' records.
+
+    A search that is recorded already stays as it is.
 
     Args:
         changes: Hydra overrides that the trainings were run with, beside those of their rows.
@@ -172,7 +174,7 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
         check_options(trainings)
     for one in experiments:
         if not sizes:
-            record_finished(one, changes, out)
+            record_finished(_with_searches(one, changes, out), changes, out)
         elif found := sizes_of(one):
             print(f"Recorded: {keep(one, found)}")
 
@@ -236,6 +238,17 @@ def _tune(
                     raise SystemExit(MISTAKE)
             for search in left:
                 keep(experiment, tuned=[tuned(search, changes, out)])
+    return read_experiment(experiment.name)
+
+
+def _with_searches(experiment: Experiment, changes: Sequence[str], out: Path) -> Experiment:
+    """Records the searches of a folder that the experiment lacks, and returns the experiment with them."""
+    for search in searches(experiment, (), changes):
+        if (out / search.key).is_dir():
+            try:
+                keep(experiment, tuned=[tuned(search, changes, out)])
+            except UserError as error:  # it is not finished, or failed
+                print(f"Left out: {error}")
     return read_experiment(experiment.name)
 
 
