@@ -1,12 +1,16 @@
 """Options are compared with what takes them, before anything is built or written."""
 
+import inspect
 import re
 from collections.abc import Iterator
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import instantiate
@@ -179,6 +183,59 @@ def test_the_sentence(option: str, value: Any, sentence: str) -> None:
 
 def test_a_remark_may_be_anything() -> None:
     check(composed("+note=a/b"))
+
+
+# Files that choose something else than the default of what takes it, as a variant of their group does.
+VARIANTS = {
+    ("backbone", "probe"),
+    ("backbone", "weights_dir"),
+    ("dataset", "name"),
+    ("dataset", "size"),
+    ("head", "prototypes"),
+    ("loss", "lr_factor"),
+    ("method/deml", "activation_decay"),
+    ("method/deml", "head_lr_factor"),
+    ("protocol/market1501", "ks"),
+    ("protocol/mlrc", "clustering"),
+    ("protocol/mlrc", "patience"),
+    ("protocol/tuning", "clustering"),
+    ("protocol/tuning", "criterion"),
+    ("protocol/vehicleid", "ks"),
+}
+
+
+def defaults(target: str) -> dict[str, Any]:
+    """Parameter -> default of a component, with those of the bases that get its `**options`."""
+    taker = get_object(target)
+    calls = [taker]
+    if isinstance(taker, type):
+        calls = [vars(base)["__init__"] for base in inspect.getmro(taker) if "__init__" in vars(base)]
+    found: dict[str, Any] = {}
+    for call in calls:
+        some = inspect.signature(call).parameters.values()
+        found = {one.name: one.default for one in some if one.default is not one.empty} | found
+        if not any(one.kind is one.VAR_KEYWORD for one in some):
+            break
+    return found
+
+
+def made_here(node: Any) -> Iterator[dict[str, Any]]:
+    """Nodes of a file that make a component of this package."""
+    if isinstance(node, dict):
+        if str(node.get("_target_")).startswith("dml."):
+            yield node
+        for one in node.values():
+            yield from made_here(one)
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_an_option_has_the_same_default_in_its_file_and_in_python(file: Path) -> None:
+    group, name = file.parent.name, f"{file.parent.name}/{file.stem}"
+    for node in made_here(yaml.safe_load(file.read_text())):
+        of_python = defaults(node["_target_"])
+        for option in (node.keys() & of_python.keys()) - {one for place, one in VARIANTS if place in (group, name)}:
+            here, there = node[option], of_python[option]
+            assert here == (list(there) if isinstance(there, tuple) else there), f"{node['_target_']}: {option}"
 
 
 def test_options_that_are_passed_on_are_known() -> None:

@@ -296,7 +296,7 @@ class MLRC(Conventional):
         fold: WholeNumber,
         repeat: WholeNumber,
         folds: Annotated[int, Field(ge=2, le=1024)] = 4,
-        repeats: Few = 3,
+        repeats: Few = 1,
         arithmetic: Literal["linspace", "mlrc"] = "linspace",
         criterion: str = "map@r",
         **options: Any,

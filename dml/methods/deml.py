@@ -179,7 +179,7 @@ class DeML(Method):
         channel_attention: bool = True,
         shared_head: bool = True,
         adversary: Literal["grl", "hinge", "none"] = "grl",
-        lambda_adv: NotNegative = 1.0,
+        lambda_adv: NotNegative = 0.1,
         balance: bool = True,
         adversary_width: Size | None = None,
         object_layers: list[str] | None = None,

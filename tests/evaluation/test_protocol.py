@@ -85,7 +85,7 @@ def test_folds_are_the_same_in_other_processes() -> None:
     ("options", "said"),
     [
         ({"fold": 4, "repeat": 0}, "fold=4 is none of the 4 folds: they are 0 to 3"),
-        ({"fold": 0, "repeat": 3}, "repeat=3 is none of the 3 repeats"),
+        ({"fold": 0, "repeat": 3, "repeats": 3}, "repeat=3 is none of the 3 repeats"),
         ({"fold": 0, "repeat": 0, "select": "best_test"}, "is selected on a fold"),
     ],
 )

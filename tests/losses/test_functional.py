@@ -207,7 +207,7 @@ def test_ranked_list_is_its_loop(batch: tuple[torch.Tensor, torch.Tensor], tempe
 
 
 def test_ranked_list_of_coinciding_images() -> None:
-    points = F.normalize(torch.ones(4, 3), dim=1).requires_grad_()
+    points = torch.eye(3)[[0, 0, 0, 0]].requires_grad_()  # at distances of exactly 0
     functional.ranked_list(points, torch.tensor([0, 0, 1, 1])).backward()
     assert points.grad is not None
     assert points.grad.isfinite().all()
@@ -221,6 +221,8 @@ def test_ranked_list_of_coinciding_images() -> None:
         lambda e: functional.divergence(e, 1.3),
         functional.repulsion,
         lambda e: functional.binomial_deviance(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
+        lambda e: functional.instance(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3]), 8.0),
+        lambda e: functional.ranked_list(e[:, 0], torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3])),
     ],
 )
 def test_gradients(batch: tuple[torch.Tensor, torch.Tensor], loss: object) -> None:

@@ -100,6 +100,18 @@ def test_attention_is_a_copy_that_starts_as_the_backbone(method_of: MethodOf) ->
     assert {id(p) for p in method.masks.parameters()}.isdisjoint(id(p) for p in method.embedding.parameters())
 
 
+def test_attention_layers_start_as_section_4_says(method_of: MethodOf) -> None:
+    """Glorot & Bengio's uniform weights between one learner's features and its mask."""
+    method = method_of("method=abe", "method.M=4")
+    assert isinstance(method, ABE)
+    layer, channels = method.masks.A, method.masks.channels
+    bound = (6 / (layer.in_channels + channels)) ** 0.5
+    for weight in layer.weight.detach().chunk(4):
+        assert weight.abs().max() <= bound
+        assert weight.std() == pytest.approx(bound / 3**0.5, rel=0.03)
+    assert not layer.bias.any()
+
+
 def test_what_is_shared_and_what_is_not(method_of: MethodOf) -> None:
     heads, tails = method_of("method=mheads", "method.M=2"), method_of("method=mtails", "method.M=2")
     assert isinstance(heads, MHeads)
