@@ -1,12 +1,16 @@
 """Whether a paper's pattern shows, in a sentence."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from dml.errors import UserError
+from dml.figures.summaries import PatternPoint, patterns
 from dml.papers.catalogue import read_experiment
+from dml.papers.drawing import glance
 from dml.papers.measured import Compared, Measurement
 from dml.papers.page import _cell, markdown, write_page
 from dml.papers.verdicts import verdict, verdicts
@@ -70,6 +74,30 @@ def test_rows_whose_direction_a_paper_prints_have_a_sentence(folder: Path) -> No
     assert verdicts(alone) == [sentence.replace("shows.", "shows, as far as one seed tells.")]
     (open_one,) = verdicts(replace(little, compared=[replace(difference(-0.01, 0.01), seeds=0)]))
     assert open_one.endswith("The pattern is open.")
+
+
+def test_at_a_glance_right_of_zero_is_as_the_paper_has_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Mapping[str, Sequence[PatternPoint]]] = []
+
+    def kept(groups: Mapping[str, Sequence[PatternPoint]]) -> Figure:
+        drawn.append(groups)
+        return patterns(groups)
+
+    monkeypatch.setattr("dml.figures.summaries.patterns", kept)
+    little = read_experiment("us/little")
+    assert glance([little]) is None
+    shows = replace(little, compared=[difference(-0.03, -0.01), difference(0.01, 0.02, "two")])
+    others = replace(little, compared=[difference(-0.01, 0.02)], title="Others")
+    found = glance([shows, others])
+    assert found is not None
+    said = "Differences that the papers report, and that were measured here: 2 (1 show, 0 the other way round, 1 open)."
+    assert found[0] == said
+    (first,), (second,) = drawn[-1].values()
+    assert (first.label, second.label) == ("one below four: Recall@1",) * 2
+    assert (first.estimate, first.low, first.high) == pytest.approx((2, 1, 3))
+    assert (second.estimate, second.low, second.high) == pytest.approx((-0.5, -2, 1))
+    assert said in write_page([shows, others], folder / "page").read_text()
+    assert "at a glance" not in write_page([little], folder / "page").read_text()
 
 
 def test_a_spread_is_that_of_a_run_if_runs_give_one() -> None:

@@ -203,3 +203,48 @@ def methods(parts: Mapping[str, Sequence[MethodPoint]], metric: str, base: str) 
         above.set_xlabel(f"{metric}, % (dots: repetitions; bar: mean)", fontsize=8)
         below.set_xlabel(f"{metric} less {base}, points\n(95 % interval; grey: 0 is in it)", fontsize=8)
     return figure
+
+
+@dataclass(frozen=True)
+class PatternPoint:
+    """A difference that a paper reports, as it was measured.
+
+    Attributes:
+        label: which row is above or below which, and in what.
+        estimate, low, high: the difference with its interval, in points; positive: on the paper's side of zero.
+    """
+
+    label: str
+    estimate: float
+    low: float
+    high: float
+
+
+def patterns(groups: Mapping[str, Sequence[PatternPoint]]) -> Figure:
+    """Draws differences that papers report, a line each: those right of zero are as the paper has them.
+
+    Args:
+        groups: title -> its differences.
+    """
+    count = sum(len(points) + 1 for points in groups.values())
+    figure = canvas(9, 0.2 * count + 0.8)
+    axes = figure.subplots()
+    names: list[str] = []
+    titles = []
+    for title, points in groups.items():
+        titles.append(len(names))
+        names.append(plain(title))
+        for point in points:
+            colour = GREEN if point.low > 0 else RED if point.high < 0 else GREY
+            bar = [[point.estimate - point.low], [point.high - point.estimate]]
+            axes.errorbar(point.estimate, len(names), xerr=bar, fmt="o", markersize=4, capsize=3, color=colour)
+            names.append(plain(point.label))
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    for at in titles:
+        axes.get_yticklabels()[at].set_fontweight("bold")
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("points on the paper's side of zero (95 % interval; grey: 0 is in it)", fontsize=8)
+    axes.grid(alpha=0.3, axis="x")
+    return figure

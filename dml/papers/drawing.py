@@ -3,15 +3,19 @@
 import base64
 import io
 import statistics
+from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from dml.evaluation.metric import metric
 from dml.figures import course, summaries
 from dml.papers.drawn import Comparison, Course, Curve, Over, Pictures, Scatter
 from dml.papers.experiment import Experiment, Row, Training
 from dml.papers.trainings import finished
+from dml.papers.verdicts import ABOVE, OPEN, OTHER, SHOWS, patterns, verdict
 from dml.runs.log import read_metrics
 
 
@@ -50,19 +54,45 @@ def comparison(experiment: Experiment) -> Figure | None:
     """
     if not isinstance(experiment.figure, Comparison):
         return None
-    metric = experiment.figure.metric
-    compared = [one for one in experiment.compared if one.metric == metric.compared and not one.changes]
+    drawn = experiment.figure.metric
+    compared = [one for one in experiment.compared if one.metric == drawn.compared and not one.changes]
     differences = {(one.row, one.part): one for one in compared}
     parts: dict[str, list[summaries.MethodPoint]] = {}
     for part in experiment.parts:
         for row in experiment.rows:
-            if values := _values(experiment, row, part, [], metric.metric):
+            if values := _values(experiment, row, part, [], drawn.metric):
                 found = differences.get((row, part))
                 between = None if found is None else (100 * found.estimate, 100 * found.low, 100 * found.high)
                 parts.setdefault(part, []).append(
                     summaries.MethodPoint(row, [100 * value for value in values], between)
                 )
-    return summaries.methods(parts, metric.title, experiment.compared_with) if parts else None
+    return summaries.methods(parts, drawn.title, experiment.compared_with) if parts else None
+
+
+def glance(experiments: Sequence[Experiment]) -> tuple[str, str] | None:
+    """Draws the patterns of papers that were measured, in all experiments together.
+
+    Returns:
+        A sentence with the number of patterns that show, are the other way round, or are open, and the picture, a PNG
+        as data URI. None: no experiment has a pattern that was measured.
+    """
+    groups: dict[str, list[summaries.PatternPoint]] = {}
+    said: Counter[str] = Counter()
+    for experiment in experiments:
+        parted = len({one.part for one, _ in patterns(experiment)}) > 1
+        for one, expected in patterns(experiment):
+            sign = 100 if expected == ABOVE else -100
+            place = "".join(f", {name}" for name in [one.part] * parted + one.changes)
+            label = f"{one.row} {expected} {one.against}{place}: {metric(one.metric).title}"
+            low, high = sorted((sign * one.low, sign * one.high))
+            point = summaries.PatternPoint(label, sign * one.estimate, low, high)
+            groups.setdefault(experiment.title, []).append(point)
+            said[verdict(one, expected)] += 1
+    if not groups:
+        return None
+    counts = f"{said[SHOWS]} show, {said[OTHER]} the other way round, {said[OPEN]} open"
+    sentence = f"Differences that the papers report, and that were measured here: {said.total()} ({counts})."
+    return sentence, _uri(summaries.patterns(groups))
 
 
 Lines = dict[str, list[summaries.Measured]]
@@ -152,8 +182,8 @@ def _curve(experiment: Experiment, figure: Curve) -> list[tuple[str, str]]:
     drawn = []
     for changes, part in product(_changes(experiment), experiment.parts):
         lines: dict[str, dict[int, float]] = {}
-        for row, (step, metric) in product(experiment.rows, figure.steps.items()):
-            if values := _values(experiment, row, part, list(changes), metric):
+        for row, (step, name) in product(experiment.rows, figure.steps.items()):
+            if values := _values(experiment, row, part, list(changes), name):
                 lines.setdefault(row, {})[step] = statistics.fmean(values)
         if lines:
             drawn.append((" ".join([part, *changes]), _uri(course.recall_over_steps(lines))))

@@ -12,7 +12,7 @@ from dml.configuration.composition import composed
 from dml.errors import UserError, no_room
 from dml.evaluation.metric import declared, metric
 from dml.files import write_atomically
-from dml.papers.drawing import drawing
+from dml.papers.drawing import drawing, glance
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement, Tuned
 from dml.papers.verdicts import interval, verdicts
@@ -256,7 +256,8 @@ def section(experiment: Experiment, out: Path) -> str:
 
 def write_page(experiments: Sequence[Experiment], out: Path) -> Path:
     """Writes a self-contained `index.html` into `out`. Returns its path. Raises UserError if it cannot be written."""
-    page = render("experiments.html.jinja", content=[_content(one, out) for one in experiments], **_WRITTEN)
+    content = [_content(one, out) for one in experiments]
+    page = render("experiments.html.jinja", content=content, glance=glance(experiments), **_WRITTEN)
     file = out / "index.html"
     try:
         out.mkdir(parents=True, exist_ok=True)

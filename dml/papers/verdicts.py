@@ -5,6 +5,7 @@ from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
 
 ABOVE, BELOW = "above", "below"
+SHOWS, OTHER, OPEN = "shows", "is the other way round", "is open"
 
 
 def verdicts(experiment: Experiment) -> list[str]:
@@ -14,9 +15,18 @@ def verdicts(experiment: Experiment) -> list[str]:
     interval lies on the paper's side of zero, is the other way round if it lies on the other side, and is open
     otherwise. If nothing tells how much seeds change, the sentence says so.
     """
+    return [_sentence(one, expected) for one, expected in patterns(experiment)]
+
+
+def patterns(experiment: Experiment) -> list[tuple[Compared, str]]:
+    """Returns the measured comparisons whose direction a paper prints, each with `above` or `below`: those of a part
+    together, rows in their order."""
+    parts, rows = list(experiment.parts), list(experiment.rows)
     return [
-        _sentence(one, expected)
-        for one in experiment.compared
+        (one, expected)
+        for one in sorted(
+            experiment.compared, key=lambda one: (one.changes, parts.index(one.part), rows.index(one.row))
+        )
         if (expected := experiment.rows[one.row].pattern.get(one.metric)) is not None
     ]
 
@@ -29,8 +39,8 @@ def verdict(found: Compared, expected: str) -> str:
     """
     low, high = (found.low, found.high) if expected == ABOVE else (-found.high, -found.low)
     if low > 0:
-        return "shows"
-    return "is the other way round" if high < 0 else "is open"
+        return SHOWS
+    return OTHER if high < 0 else OPEN
 
 
 def interval(found: Compared) -> str:
@@ -43,5 +53,5 @@ def _sentence(found: Compared, expected: str) -> str:
     where = f"{found.row}, {found.part}{setting}: the paper has it {expected} {found.against} in"
     measured = f"{metric(found.metric).title}; here it lies {interval(found)} points from it"
     said = verdict(found, expected)
-    unsure = "" if found.seeds or said == "is open" else ", as far as one seed tells"
+    unsure = "" if found.seeds or said == OPEN else ", as far as one seed tells"
     return f"{where} {measured}. The pattern {said}{unsure}."

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+from dml.errors import UserError
 from dml.papers.catalogue import FOLDER, find, read_experiment
+from dml.papers.drawing import glance
 from dml.papers.page import section
 
 NOTHING_TRAINED = Path("runs/nowhere")  # the site does not show pictures of runs
@@ -66,7 +68,16 @@ def output(script: str) -> str:
     return said.getvalue()
 
 
-ASKED = {"experiments": experiments, "output": output}
+def patterns(names: str) -> str:
+    """Returns a picture of all patterns of some experiments, and how many of them show."""
+    found = glance(find(names.split()))
+    if found is None:
+        raise UserError(f"no pattern of {names} was measured")
+    said, picture = found
+    return f'{said}\n\n<img src="{picture}" alt="Differences that the papers report, as they were measured here">'
+
+
+ASKED = {"experiments": experiments, "output": output, "patterns": patterns}
 
 
 def filled(text: str) -> str:

@@ -361,6 +361,23 @@ def test_object_regions_show_what_each_scale_sees() -> None:
     assert all(len(axes.patches) == 0 for axes in grid[:, 4])
 
 
+def test_patterns_are_coloured_by_their_verdict() -> None:
+    points = [summaries.PatternPoint(name, at, at - 1, at + 1) for name, at in (("a", 2), ("$b$", 0.5), ("c", -2))]
+    drawn = summaries.patterns({"one": points[:2], "two": points[2:]})
+    (axes,) = drawn.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["one", "a", r"\$b\$", "two", "c"]
+    assert [label.get_fontweight() for label in axes.get_yticklabels()] == [
+        "bold",
+        "normal",
+        "normal",
+        "bold",
+        "normal",
+    ]
+    colours = [bar.lines[0].get_color() for bar in axes.containers]  # type: ignore[attr-defined]
+    assert colours == [style.GREEN, style.GREY, style.RED]
+    assert [bar.lines[0].get_ydata()[0] for bar in axes.containers] == [1, 2, 4]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", ["ABE-4", "DeML(1,4), one layer, the comparison's settings, without the adversary"])
 def test_names_of_methods_leave_room_for_the_axes(name: str) -> None:
     rows = [summaries.MethodPoint("baseline", [0.5], None), summaries.MethodPoint(name, [0.4], (-0.1, -0.2, -0.05))]
