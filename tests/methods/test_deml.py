@@ -57,6 +57,7 @@ def test_learners_are_those_of_the_scales_in_turn(method_of: MethodOf) -> None:
     torch.testing.assert_close(method.embed(images), F.normalize(torch.stack(rows, 1), dim=-1), rtol=1e-4, atol=1e-5)
     assert {id(p) for p in method.scales[0].parameters()}.isdisjoint(id(p) for p in method.scales[1].parameters())
     assert method.groups() == {f"scales/{i}": slice(2 * i, 2 * i + 2) for i in range(3)}
+    assert method_of("method=deml", "method.I=1", "method.J=4").groups() == {}  # a single scale is all learners
 
 
 def test_scales_start_from_the_same_trunk(method_of: MethodOf) -> None:
