@@ -19,7 +19,7 @@ from dml.errors import UserError
 from dml.evaluation import evaluator
 from dml.evaluation.clustering import kmeans
 from dml.methods.base import Batch, Method, Output
-from dml.methods.clusters import match_clusters, negative_distances
+from dml.methods.clusters import match_clusters, negative_distances, overlaps
 from dml.methods.dces import DCES
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
@@ -113,6 +113,11 @@ def test_overlap_is_over_union_not_in_images() -> None:
     previous = np.repeat([0, 1, 1], [50, 49, 100])
     current = np.repeat([1, 0, 1], [50, 49, 100])
     np.testing.assert_array_equal(match_clusters(previous, current, 2), 1 - current)
+
+
+def test_overlaps_of_an_image_and_of_none() -> None:
+    """Learner 0 has one image and keeps it; learner 1 has none before and after."""
+    np.testing.assert_array_equal(overlaps(np.array([0]), np.array([0]), 2), [[1, 0], [0, 0]])
 
 
 def test_small_integers_do_not_overflow() -> None:
