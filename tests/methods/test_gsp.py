@@ -353,6 +353,17 @@ def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytes
         assert all(p.grad is not None for p in method.losses.parameters())
 
 
+@pytest.mark.parametrize("init", ["random", "kcenter"])
+def test_class_embeddings_rest_while_prototypes_are_awaited(method_of: Callable[..., Method], init: str) -> None:
+    """And only then."""
+    method = method_of("method=gsp", f"head.init={init}", "loss=contrastive")
+    assert isinstance(method, GSP)
+    assert method.zero_shot is not None
+    loss_of(method, torch.rand(10, 3, 32, 32), torch.arange(5).repeat(2)).backward()
+    method.on_after_backward()
+    assert (method.zero_shot.embeddings.grad is None) == (init == "kcenter")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", ["cub", "cars", "inshop", "sop"])
 def test_the_papers_settings(configure: Configure, benchmark: str) -> None:
