@@ -243,6 +243,19 @@ def test_merged_losses_start_from_the_learners(method_of: Callable[..., Method])
 
 
 @pytest.mark.slow
+def test_losses_are_merged_when_the_slices_are(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged, merge = [], DCES._merge_losses
+
+    def noted(self: DCES) -> None:
+        merged.append(self.global_step)
+        merge(self)
+
+    monkeypatch.setattr(DCES, "_merge_losses", noted)
+    fit(configure(*SMALL))
+    assert merged == [10]
+
+
+@pytest.mark.slow
 def test_the_full_embedding_is_trained_at_unit_norm(method_of: Callable[..., Method]) -> None:
     method = method_of("method=dces", "method.K=4", "loss=abe_contrastive")
     embeddings = F.normalize(torch.randn(6, 4, 6), dim=-1)
