@@ -198,6 +198,8 @@ def test_all_of_the_mass_leaves_no_choice(solver: str) -> None:
     rho, plan = transport_plan(costs("uniform", 3, 5), 1.0, 5.0, solver)
     assert (rho == 0).all()
     torch.testing.assert_close(plan.sum(1), torch.full((20, 5), 0.2))
+    _, limit = bisected(costs("uniform", 3, 5), 1 - 1e-9, 5.0)  # each location's share, prototype by prototype
+    torch.testing.assert_close(plan.double(), limit, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
