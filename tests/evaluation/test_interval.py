@@ -5,7 +5,15 @@ import pytest
 import torch
 from scipy.stats import t, ttest_1samp, ttest_ind
 
-from dml.evaluation.interval import Estimate, Spread, intervals, over_classes, over_sums, spread_over_seeds
+from dml.evaluation.interval import (
+    Estimate,
+    Spread,
+    intervals,
+    over_classes,
+    over_sums,
+    spread_of_pairs,
+    spread_over_seeds,
+)
 from dml.evaluation.metrics import Ranking, rank
 
 
@@ -54,6 +62,12 @@ def test_the_spread_over_seeds_is_added() -> None:
     assert p == pytest.approx(2 * t.cdf(-apart / total**0.5, freedom))
     assert spread_over_seeds([[0.6], [0.5, 0.52], [0.4, 0.44]]) == Spread(pytest.approx((0.0002 + 0.0008) / 2), 2)
     assert spread_over_seeds([[0.6], [0.7]]) is None
+
+
+def test_the_spread_of_pairs_is_that_of_their_differences() -> None:
+    """1, 2 and -1 have the variance 7/3."""
+    found = spread_of_pairs([1, 2, 4], [2, 4, 3])
+    assert (found.variance, found.freedom) == (pytest.approx(7 / 9), 2)
 
 
 @pytest.mark.slow
