@@ -181,6 +181,16 @@ def test_the_sentence(option: str, value: Any, sentence: str) -> None:
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.parametrize("option", ["num_classes", "embedding_size"])
+def test_what_follows_from_the_data_cannot_be_chosen(option: str) -> None:
+    said = (
+        f"loss.loss.{option}=3 cannot be chosen, since it follows from the data: leave it out (its file has ${{runtime."
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        check(composed("loss=arcface", f"loss.loss.{option}=3"))
+    check(composed("loss=arcface"))
+
+
 def test_a_remark_may_be_anything() -> None:
     check(composed("+note=a/b"))
 

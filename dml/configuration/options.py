@@ -108,6 +108,9 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "sampler": ("labels", "seed"),
 }
 
+# Options of a loss that follow from the data and the embedding, as its file has to say.
+FOLLOW = {"num_classes": "${runtime.train_classes}", "embedding_size": "${runtime.embedding_dim}"}
+
 _HYDRA = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")
 
 
@@ -125,7 +128,18 @@ def check(config: DictConfig, without: tuple[str, ...] = ()) -> None:
     needed = {"seed", "image_size", "lr", "report"} | (_groups() - {"rerank", "experiment", "sweep", "debug"})
     for name in sorted(needed - {*without, *map(str, config)}):
         raise UserError(f"{name} is missing, and every run has it: leave out ~{name}.")
+    if "loss" not in without:
+        _check_follows("loss", OmegaConf.to_container(config.loss) if OmegaConf.is_config(config.loss) else None)
     check_plain(filled(config, without))
+
+
+def _check_follows(option: str, node: Any) -> None:
+    """Raises UserError for an option of a loss whose value cannot be chosen."""
+    for name, value in node.items() if isinstance(node, Mapping) else ():
+        if name in FOLLOW and value != FOLLOW[name]:
+            why = "cannot be chosen, since it follows from the data"
+            raise UserError(f"{option}.{name}={shown(value)} {why}: leave it out (its file has {FOLLOW[name]}).")
+        _check_follows(f"{option}.{name}", value)
 
 
 def check_plain(container: Mapping[str, Any]) -> None:
