@@ -238,7 +238,10 @@ def made_here(node: Any) -> Iterator[dict[str, Any]]:
             yield from made_here(one)
 
 
-@pytest.mark.parametrize("file", sorted(CONF.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}-{file.stem}")
+OURS = [file for file in sorted(CONF.glob("*/*.yaml")) if any(made_here(yaml.safe_load(file.read_text())))]
+
+
+@pytest.mark.parametrize("file", OURS, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_an_option_has_the_same_default_in_its_file_and_in_python(file: Path) -> None:
     group, name = file.parent.name, f"{file.parent.name}/{file.stem}"
     for node in made_here(yaml.safe_load(file.read_text())):
