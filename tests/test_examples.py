@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn import functional as F
 
 from dml.configuration.composition import CONF, composed
@@ -18,6 +19,7 @@ from dml.data.dataset import open_dataset
 from dml.errors import UserError
 from dml.evaluation import metric
 from dml.evaluation.metrics import evaluate
+from dml.inference.vectors import read_vectors
 from dml.training.build import build_method
 from dml.training.run import run
 from tests.conftest import TINY
@@ -168,7 +170,7 @@ def test_every_method_takes_the_backbone(tmp_path: Path, method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["-m", "method.M=1,2"], ["protocol=random_class_split", "protocol.splits=2"]])
 def test_files_of_another_folder_are_found_by_every_training(tmp_path: Path, options: list[str]) -> None:
-    """Of a sweep, and of a protocol; the method itself lies beside them."""
+    """Of a sweep, and of a protocol; the method itself lies beside them, and embeds images where it is trusted."""
     (tmp_path / "mine.py").write_text("from dml.methods.abe import MHeads\n\n\nclass Mine(MHeads):\n    pass\n")
     (tmp_path / "conf" / "method").mkdir(parents=True)
     said = (CONF / "method" / "mheads.yaml").read_text().replace("dml.methods.abe.MHeads", "mine.Mine")
@@ -182,4 +184,13 @@ def test_files_of_another_folder_are_found_by_every_training(tmp_path: Path, opt
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"}
     done = subprocess.run([*command, *few], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "run").glob("*/metrics.json"))) == 2
+    trained = sorted(file.parent for file in (tmp_path / "run").glob("*/metrics.json"))
+    assert len(trained) == 2
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    embed = [sys.executable, "-m", "dml.embed", trained[0], tmp_path / "a.png", "-o", tmp_path / "vectors.npz"]
+    done = subprocess.run(embed, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 2
+    assert "asks for mine.Mine at method" in done.stderr
+    done = subprocess.run(embed, capture_output=True, text=True, check=False, env=env | {"DML_TRUST": "mine"})
+    assert done.returncode == 0, done.stderr
+    assert read_vectors(tmp_path / "vectors.npz").embeddings.shape == (1, 16)

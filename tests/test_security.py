@@ -132,6 +132,34 @@ def test_a_name_is_taken_only_where_its_kind_belongs(
         load_method(checkpoint({part: said}))
 
 
+MINE = """
+from os import system
+from dml.models.heads import Head
+
+class Own(Head):
+    pass
+"""
+
+
+def test_components_of_a_trusted_package_are_loaded_and_nothing_that_it_imports(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "heads_of_mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = checkpoint({"head": HEAD | {"_target_": "heads_of_mine.Own", "pooling": POOL}})
+    for others in ("", "heads_of", "heads_of_mine.Own", "torch,os"):
+        monkeypatch.setenv("DML_TRUST", others)
+        with pytest.raises(UserError, match=r"asks for heads_of_mine\.Own at head, where no file of conf.*DML_TRUST"):
+            load_method(own)
+    monkeypatch.setenv("DML_TRUST", " another, heads_of_mine")
+    assert type(load_method(own).head).__name__ == "Own"
+    shell = {"_target_": "heads_of_mine.system", "command": "touch x"}
+    with pytest.raises(UserError, match=r"asks for heads_of_mine\.system at head\.pooling, where no file of conf"):
+        load_method(checkpoint({"head": HEAD | {"pooling": shell}}))
+    with pytest.raises(UserError, match=r"asks for another\.Head at head, which cannot be imported .*PYTHONPATH"):
+        load_method(checkpoint({"head": HEAD | {"_target_": "another.Head"}}))
+
+
 def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,9 +1,10 @@
 """Builds the networks and the transform of a checkpoint again to embed images, and nothing else of it.
 
 A checkpoint may come from anyone: at each place of its configuration it may only name a component that belongs there,
-and no path or address in it is used.
+or one of a package that the user trusts, and no path or address in it is used.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,8 @@ KINDS: dict[str, tuple[type, tuple[str, ...]]] = {
     "head.pooling": (torch.nn.Module, ("torch.nn.modules.", "dml.models.poolings.")),
     TEST: (torch.nn.Module, ("torchvision.transforms.v2.",)),
 }
+
+TRUST = "DML_TRUST"  # environment variable: packages, with commas between them, whose components may be named as well
 
 ARITHMETIC = ("precision", "matmul")  # options of the trainer
 
@@ -65,8 +68,8 @@ def rebuild(path: Path) -> Rebuilt:
     """Builds the method and the transform of a checkpoint, such as `checkpoints/last.ckpt` of a run folder.
 
     Raises:
-        UserError: the file is no checkpoint of a run, names a component that makes neither a network nor a transform,
-            or its weights do not fit its networks.
+        UserError: the file is no checkpoint of a run, names a component that makes neither a network nor a transform
+            and is of no trusted package, or its weights do not fit its networks.
     """
     checkpoint = load_checkpoint(path)
     said = checkpoint["config"]
@@ -95,7 +98,7 @@ def described(path: Path, *groups: str) -> DictConfig:
     """Returns other groups of a checkpoint's configuration, such as `dataset`, after the same checks.
 
     Raises:
-        UserError: a group names a component that conf/ does not have at this place.
+        UserError: a group names a component that conf/ does not have at this place, and that is of no trusted package.
     """
     said = load_checkpoint(path)["config"]
     return OmegaConf.create({name: _checked(said.get(name), name, path) for name in groups})
@@ -137,8 +140,11 @@ def _checked(node: Any, at: str, path: Path) -> Any:
 
 
 def _check_target(target: Any, at: str, path: Path) -> None:
-    """Raises UserError unless conf/ has this component at this place, or it is of a kind that belongs there."""
+    """Raises UserError unless conf/ has this component at this place, or it is of a kind that belongs there, or of a
+    package that the user trusts."""
     if isinstance(target, str) and target in _named().get(TEST if at.startswith(f"{TEST}.") else at, ()):
+        return
+    if isinstance(target, str) and _is_trusted(target, at, path):
         return
     base, packages = next((kind for place, kind in KINDS.items() if f"{at}.".startswith(f"{place}.")), (None, ()))
     if base is not None and isinstance(target, str) and re.fullmatch(OPEN, target):
@@ -150,9 +156,27 @@ def _check_target(target: Any, at: str, path: Path) -> None:
         if isinstance(found, type) and issubclass(found, base) and found.__module__.startswith(packages):
             return
     raise UserError(
-        f"{path} asks for {target} at {at}, where no file of conf/ in the package has it: such components are trained, "
-        "but not loaded."
+        f"{path} asks for {target} at {at}, where no file of conf/ in the package has it: if it is code of your own, "
+        f"or that you trust, name its package in {TRUST}."
     )
+
+
+def _is_trusted(target: str, at: str, path: Path) -> bool:
+    """Says whether a component is defined in a package that the user trusts. Raises UserError if it cannot be imported
+    from there."""
+    trusted = tuple(f"{name.strip()}." for name in os.environ.get(TRUST, "").split(",") if name.strip())
+    if not target.startswith(trusted):
+        return False
+    try:
+        found = get_object(target)
+    except Exception as error:  # a module may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{path} asks for {target} at {at}, which cannot be imported ({reason}): put the folder of its package on "
+            "PYTHONPATH."
+        ) from error
+    # The name may lead to another package by way of a module's imports, so the component's own module is checked.
+    return f"{getattr(found, '__module__', '')}.".startswith(trusted)
 
 
 @cache
