@@ -100,7 +100,7 @@ def test_every_option_has_a_type_and_every_number_a_range(choices: list[str]) ->
         ("optimizer.lr", -1, "optimizer.lr=-1 has to be above 0"),
         ("optimizer.foo", 1, "optimizer.foo is no option of AdamW"),
         ("callbacks", "ema", "callbacks=ema is no component: choose a file of conf/callbacks."),
-        ("callbacks.ema.decai", 0.9, "callbacks.ema.decai is no option of EMAWeightAveraging: did you mean decay."),
+        ("callbacks.ema.decai", 0.9, "callbacks.ema.decai is no option of ExponentialAveraging: did you mean decay."),
         ("callbacks.ema.decay", 1.5, "callbacks.ema.decay=1.5 has to be below 1"),
         ("miner.epsilom", 1, "miner.epsilom is no option of MultiSimilarityMiner: did you mean epsilon."),
         ("method.head", 3, "method.head cannot be set by hand"),

@@ -6,10 +6,23 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, WeightAveraging
 from torch.optim import Optimizer
-from torch.optim.swa_utils import get_swa_avg_fn
+from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_avg_fn
 
 from dml.configuration.ranges import BelowOne, Count
 from dml.methods.base import Method
+
+
+class ExponentialAveraging(WeightAveraging):
+    """Evaluates the exponential moving average of the weights; statistics of batch norm are averaged too.
+
+    Lightning's EMAWeightAveraging takes one tensor after another, which needs several times as long.
+
+    Args:
+        decay: weight of the previous average at every step.
+    """
+
+    def __init__(self, decay: BelowOne = 0.999) -> None:
+        super().__init__(multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 class EqualAveraging(WeightAveraging):
