@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydra.errors import MissingConfigException
 from PIL import Image
 from torch.nn import functional as F
 
@@ -20,6 +21,7 @@ from dml.errors import UserError
 from dml.evaluation import metric
 from dml.evaluation.metrics import evaluate
 from dml.inference.vectors import read_vectors
+from dml.launch.wandb_sweep import sweep_of
 from dml.training.build import build_method
 from dml.training.run import run
 from tests.conftest import TINY
@@ -165,6 +167,14 @@ def test_every_method_takes_the_backbone(tmp_path: Path, method: str) -> None:
 
 
 # --8<-- [end:backbone]
+
+
+def test_a_sweep_of_wandb_finds_the_files_of_another_folder() -> None:
+    place = f"hydra.searchpath=[file://{EXAMPLES / 'conf'}]"
+    made = sweep_of("p", None, ["method=subspaces", place, "lr=1e-4,2e-4"])
+    assert made["command"][4:6] == [place, "method=subspaces"]
+    with pytest.raises(MissingConfigException):
+        sweep_of("p", None, ["method=subspaces", "lr=1e-4,2e-4"])
 
 
 @pytest.mark.slow

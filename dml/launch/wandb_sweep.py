@@ -66,6 +66,7 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
     swept = [one for one in parsed if one.is_sweep_override()]
     fixed = [one for one in parsed if not one.is_sweep_override() and not _of_hydra(one)]
     of_hydra = [str(one.input_line) for one in parsed if _of_hydra(one)]
+    places = [one for one in of_hydra if one.lstrip("+").startswith("hydra.searchpath=")]  # of a user's components
     given = {one.get_key_element().lstrip("+~") for one in parsed}
     with initialize_config_dir(str(CONF), version_base="1.3"):
         texts = [str(one.input_line) for one in fixed]
@@ -80,19 +81,21 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
     parameters = {one.get_key_element(): _parameter(one) for one in swept}
     logged = [] if "logger" in given else ["logger=wandb"]
     logged += [] if "logger.wandb.project" in given else [f"logger.wandb.project={project}"]
-    config = _checked([*texts, *logged, *(f"{name}={_first(values)}" for name, values in parameters.items())])
+    first = [f"{name}={_first(values)}" for name, values in parameters.items()]
+    config = _checked([*places, *texts, *logged, *first])
     searched = any("values" not in one for one in parameters.values()) or "optuna" in str(own.get("_target_")).lower()
     metric = f"{'best_on_validation' if validates(config.protocol) else 'test'}/{config.protocol.criterion}"
     if searched and (said := on_the_test(config)):
         print(said, file=sys.stderr)
     cap = own.get("n_trials") if searched else None
+    words = [*places, *texts, *logged, PLACE]
     return (
         {"project": project}
         | ({"entity": entity} if entity else {})
         | {"method": "bayes" if searched else "grid", "metric": {"name": metric, "goal": "maximize"}}
         | ({"run_cap": cap} if cap else {})
         | {"parameters": parameters}
-        | {"command": ["${env}", "${interpreter}", "-m", "dml.run", *texts, *logged, PLACE, "${args_no_hyphens}"]}
+        | {"command": ["${env}", "${interpreter}", "-m", "dml.run", *words, "${args_no_hyphens}"]}
     )
 
 
