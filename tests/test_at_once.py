@@ -87,6 +87,14 @@ def test_a_signal_to_one_of_them_stops_all(tmp_path: Path) -> None:
     assert "told" in jobs[1].log.read_text()
 
 
+def test_a_signal_meanwhile_reaches_the_one_that_is_being_started(tmp_path: Path) -> None:
+    told = Job("job", ["sleep", "60"], tmp_path / "log", begin=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    start = time.monotonic()
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        carry_out([told], 1)
+    assert time.monotonic() - start < 30
+
+
 def test_ctrl_c_waits_for_all(tmp_path: Path) -> None:
     jobs = shell(tmp_path, *[WAITS] * 2)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
