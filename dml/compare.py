@@ -5,8 +5,13 @@ test set would bring other classes. So the interval over classes is the one to r
 narrow. For a folder of several runs (seeds or folds), each query counts with its mean over the runs. If a side has
 several, the interval over classes contains how much runs differ, too (fold by fold if both have the same folds); of one
 run each it does not.
+
+The runs of a sweep are chosen by patterns in quotes, which folders match:
+
+    python -m dml.compare 'runs/sweep/*method=baseline*' 'runs/sweep/*method=abe*'
 """
 
+import re
 from pathlib import Path
 
 from dml.configuration.command_line import ending
@@ -19,7 +24,10 @@ from dml.launch.arguments import Arguments, beside, place
 def main() -> None:
     parser = Arguments(prog="python -m dml.compare", description=__doc__)
     parser.add_argument(
-        "a", type=place, metavar="RUN_A", help="folder of a finished run or of several, or hf://owner/name"
+        "a",
+        type=place,
+        metavar="RUN_A",
+        help="folder of a finished run or of several, or a pattern of folders in quotes, or hf://owner/name",
     )
     parser.add_argument("b", type=place, metavar="RUN_B")
     parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the bootstrap (default: %(default)s)")
@@ -30,6 +38,9 @@ def main() -> None:
 
     name, _ = names(*(beside(one, "").resolve() for one in (options.a, options.b)))
     out = options.out or beside(options.b, f"compared_with_{name.replace('/', '_')}")
+    if options.out is None and not out.parent.exists():  # a pattern
+        above = next(folder for folder in out.parents if folder.is_dir())
+        out = above / re.sub(r"[^\w=,.-]+", "", f"{out.parent.name}_{out.name}")
     compare(folder_of(options.a), folder_of(options.b), out, options.draws, options.seed)
 
 

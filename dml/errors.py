@@ -9,9 +9,14 @@ import errno
 import os
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
+
+PACKAGE = Path(__file__).parent
 
 
 def stop(sentence: str) -> NoReturn:
@@ -66,6 +71,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def own_code(error: BaseException) -> str | None:
+    """Returns the last place, `file:line`, in the user's own code that an error came through: code that is neither of
+    this package nor of a library. None: there is none."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"{file}:{line}" for file, line in places if not file.startswith("<") and not _is_of_a_library(Path(file))]
+    return own[-1] if own else None
+
+
+def _is_of_a_library(file: Path) -> bool:
+    known = file.is_relative_to(PACKAGE) or file.is_relative_to(sysconfig.get_path("stdlib"))
+    return known or bool({"site-packages", "dist-packages"} & {*file.parts})
 
 
 LESS = (

@@ -97,6 +97,36 @@ def alone(path: Path, taken: Callable[[], None] | None = None) -> Iterator[None]
         lock.release()
 
 
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Goes through a folder as `os.walk` does, from the top, also through links to folders.
+
+    A link to a folder that the way has already come through is left out, so that loops end.
+
+    Raises:
+        UserError: a folder may not be read.
+    """
+    ways: dict[str, tuple[str, ...]] = {os.fspath(root): (os.path.realpath(root),)}  # the real folders from the root
+    for place, folders, files in os.walk(root, onerror=closed_folder, followlinks=True):
+        way = ways.pop(place)
+        for name in list(folders):
+            path = os.path.join(place, name)
+            real = os.path.realpath(path) if os.path.islink(path) else os.path.join(way[-1], name)
+            if real in way:
+                folders.remove(name)
+            else:
+                ways[path] = (*way, real)
+        yield place, folders, files
+
+
+def closed_folder(error: OSError) -> None:
+    """Raises UserError for a folder that `os.walk` may not read and would silently skip; a missing one is ignored."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise UserError(
+            f"the folder {error.filename} cannot be read ({error.strerror}): make it readable, or what lies in it "
+            "would be missing"
+        )
+
+
 def sha256_of(path: Path) -> str:
     """Returns the SHA-256 of a file's content."""
     with path.open("rb") as file:

@@ -124,6 +124,7 @@ def test_help_names_the_groups_without_heavy_imports() -> None:
         (["trainer.num_workers=-1"], r"trainer\.num_workers=-1"),
         (["head.dim=many"], r"head\.dim=many"),
         (["trainer.precision=7"], "precision"),
+        (["trainer.precision=16-mixed"], r"16-mixed is for GPUs: on a CPU choose bf16-mixed or 32-true"),
         (
             ["trainer.precision=bf16-mixed", "+trainer.gradient_clip_val=1", "+optimizer.fused=true"],
             r"optimizer\.fused=true cannot be used with trainer\.precision=bf16-mixed and trainer\.gradient_clip_val",

@@ -17,6 +17,7 @@ from dml.compare import main
 from dml.errors import UserError
 from dml.evaluation.interval import Spread
 from dml.figures.summaries import difference_plot
+from dml.runs.collecting import leaves
 from dml.runs.folder import RunFolder
 
 CLASSES = np.repeat(np.arange(60), 12)
@@ -216,6 +217,36 @@ def test_several_runs_stand_for_their_mean(
     run("b", 1, "lr=0.5")
     with pytest.raises(UserError, match=r"b holds runs of 2 configurations \(lr=0.5; the rest by default\)"):
         compare(a, b, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_sweep_are_chosen_by_a_pattern_or_by_links(
+    tmp_path: Path, configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precisions, sweep = np.random.default_rng(0).random(len(CLASSES)), tmp_path / "sweep"
+    for name in ("seed=0,lr=0.1", "seed=0,lr=0.5", "seed=1,lr=0.1", "seed=1,lr=0.5"):
+        typed = name.split(",")
+        RunFolder(sweep / name).open(configure(*typed, "runtime.train_classes=3"), typed)
+        RunFolder(sweep / name).write_metrics({"test/recall@1": 0.5})
+        saved(sweep / name, precisions)
+    said = rf"2 configurations \(lr=0.1; lr=0.5\): name the folder of one, or a pattern, such as '{sweep}/\*lr=0.1\*'"
+    with pytest.raises(UserError, match=said):
+        runs_of(sweep)
+    assert runs_of(sweep / "*lr=0.5*") == [sweep / "seed=0,lr=0.5", sweep / "seed=1,lr=0.5"]
+    (tmp_path / "linked").mkdir()
+    for seed in (0, 1):
+        (tmp_path / "linked" / str(seed)).symlink_to(sweep / f"seed={seed},lr=0.5")
+    (tmp_path / "linked" / "circle").symlink_to(tmp_path / "linked")
+    assert len(runs_of(tmp_path / "linked")) == 2
+    (sweep / "latest").symlink_to(sweep / "seed=1,lr=0.5")
+    assert len(leaves([sweep])) == 4
+    assert all(run.folder.name != "latest" for run in leaves([sweep]))
+    monkeypatch.setattr("sys.argv", ["compare", f"{sweep}/*lr=0.1*", f"{sweep}/*lr=0.5*", "--draws", "100"])
+    main()
+    assert (sweep / "lr=0.5_compared_with_lr=0.1" / "comparison.json").exists()
+    monkeypatch.setattr("sys.argv", ["compare", f"{sweep}/*lr=0.7*", f"{sweep}/*lr=0.5*"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
 
 
 def test_folds_are_paired(tmp_path: Path, configure: Callable[..., DictConfig]) -> None:

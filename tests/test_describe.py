@@ -26,8 +26,14 @@ def test_the_last_line_is_json(configure: Callable[..., DictConfig], capsys: pyt
     total = json.loads(printed.strip().splitlines()[-1])
     assert (total["learners"], total["dim"]) == (8, 512)
     assert (f"{total['params'] / 1e7:.2f}", f"{total['flops'] / 1e9:.2f}") == ("1.20", "7.46")
+    assert "ABE on 224 x 224 pixels: 8 learners of 64, 1.20e7 parameters, 7.46e9 flops an image" in printed
     assert "spatial.inception3b" in printed
     assert "embedding.inception5b" in printed
+
+
+def test_a_small_network(configure: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]) -> None:
+    print_description(configure("method=baseline", "backbone=small", "head.dim=16", "image_size=32"))
+    assert "pixels: 1 learner of 16, 1.46e5 parameters, 8.70e6 flops an image" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

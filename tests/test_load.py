@@ -45,6 +45,9 @@ def test_a_single_image_is_no_list(run: Path, tmp_path: Path) -> None:
     for images in (file, str(file), Image.new("RGB", (8, 8)), (one for one in [file]), []):
         with pytest.raises(UserError, match="put a single image into a list"):
             embedder.embed(images)  # type: ignore[arg-type]
+    for array in (np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8)):
+        with pytest.raises(UserError, match=rf"no {type(array).__name__}: for an array, PIL\.Image\.fromarray"):
+            embedder.embed([file, array])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", ["turned", "deep"])

@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hydra.errors import InstantiationException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -18,6 +20,9 @@ from dml.configuration.composition import CONF
 from dml.configuration.composition import composed as compose
 from dml.configuration.options import check, check_plain, filled, parameters
 from dml.errors import Interrupted, UserError, causes, enough_memory, no_permission, no_room
+from dml.training.build import build_method
+from dml.training.complexity import complexity
+from tests.conftest import TINY
 
 GROUPS = ("backbone", "callbacks", "dataset", "head", "loss", "method", "miner", "optimizer", "protocol", "sampler")
 GROUPS += ("rerank", "scheduler", "trainer", "transform")
@@ -283,3 +288,52 @@ def test_causes_end_where_they_lead_in_a_circle() -> None:
     assert list(causes(first)) == [first, second]
     assert not no_room(first)
     assert no_permission(second) is None
+
+
+OWN = """
+from dml.methods.baseline import Baseline
+
+
+class Mine(Baseline):
+    def __init__(self, fault=None, **options):
+        super().__init__(**options)
+        self.fault = fault
+        if fault == "key":
+            {}["k"]
+        if fault == "type":
+            None + 1
+        if fault == "value":
+            raise ValueError("fault=value is refused")
+
+    def learners(self, images):
+        if self.fault == "shape":
+            return images @ images.new_zeros(2, 2)
+        return super().learners(images)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "said"),
+    [
+        ("key", InstantiationException, "KeyError"),
+        ("type", InstantiationException, "TypeError"),
+        ("value", UserError, r"^method: fault=value is refused \(.*own_fault\.py:14\)\.$"),
+        ("shape", RuntimeError, "must match|cannot be multiplied|Expected size"),
+    ],
+)
+def test_faults_of_own_code_are_not_taken_for_options_that_a_library_refuses(
+    configure: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    raised: type,
+    said: str,
+) -> None:
+    (tmp_path / "own_fault.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_fault", raising=False)
+    config = configure(*TINY, "runtime.train_classes=12")
+    config.method = {"_target_": "own_fault.Mine", "warm_up": 0, "fault": fault}
+    with pytest.raises(raised, match=said) as found:
+        complexity(build_method(config), 32)
+    assert not isinstance(found.value, UserError) or raised is UserError

@@ -119,6 +119,23 @@ def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
+@pytest.mark.slow
+def test_a_search_that_is_started_again_finds_its_trials(tmp_path: Path) -> None:
+    """And a larger one continues it."""
+    options = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "lr=tag(log,interval(1e-4,1e-2))", "protocol=tuning"]
+    shorter = sweep(tmp_path, *options, "hydra.sweeper.n_trials=1")
+    assert shorter.returncode == 0, shorter.stderr
+    (first,) = tmp_path.glob("lr=*/metrics.json")
+    longer = sweep(tmp_path, *options, "hydra.sweeper.n_trials=2")
+    assert longer.returncode == 0, longer.stderr
+    assert longer.stdout.count(f"{first.parent} already holds this run") == 1
+    assert len(list(tmp_path.glob("lr=*/metrics.json"))) == 2
+    other = sweep(tmp_path / "other", *options, "hydra.sweeper.n_trials=1", "seed=1")
+    assert other.returncode == 0, other.stderr
+    (another,) = (tmp_path / "other").glob("lr=*/metrics.json")
+    assert another.parent.name != first.parent.name
+
+
 @pytest.mark.exhaustive
 def test_a_signal_stops_the_job_and_the_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dml.run", "-m", *TINY, "trainer.max_steps=5000", "seed=1,2"]
@@ -330,6 +347,7 @@ SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
         (["lr=interval(0.1,0.2)"], "set hydra/sweeper=optuna"),
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
         pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.exhaustive),
+        ([*SEARCH, "lr=0.1"], "lr is given twice, once as lr=interval(0.1,0.2): leave one of them out"),
         ([*SEARCH, "hydra.sweeper.direction=minimize"], "leave hydra.sweeper.direction out"),
         (["seed=range(0)"], "this sweep has no job"),
         (["seed=1,2", "paths.output_dir=runs/x"], "name the folder of a sweep with paths.sweep_dir=FOLDER"),

@@ -6,8 +6,10 @@ the one to report; the one over images is too narrow. With several runs on a sid
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -188,26 +190,34 @@ def _of_runs(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray
     return np.stack(known) if len(known) == len(runs) else None
 
 
-def runs_of(folder: Path) -> list[Path]:
-    """Returns the run in a folder, or the finished runs below it, which have to be repetitions of one configuration.
+def runs_of(place: Path) -> list[Path]:
+    """Returns the run in a folder, or the finished runs below it or below the folders that a pattern matches, such as
+    `runs/sweep/*method=abe*`. They have to be repetitions of one configuration.
 
     Raises:
         UserError: the runs have several configurations, or one of them is there twice.
     """
-    if (folder / QUERIES).exists() or not folder.is_dir():
-        return [folder]
-    found = leaves([folder])
+    if (place / QUERIES).exists():
+        return [place]
+    found = leaves([place] if place.is_dir() else matched(place))
     several = groups(found) if found else []
     if len(several) > 1:
+        one = place / f"*{several[0].label.replace(' ', '*')}*"
+        choice = f"such as {shlex.quote(str(one))}" if matched(one) else "in quotes"
         raise UserError(
-            f"{folder} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
-            "folder of one."
+            f"{place} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
+            f"folder of one, or a pattern, {choice}."
         )
     if same := next(filter(None, map(twice, several)), None):
         raise UserError(
             f"{same[0]} and {same[1]} are the same training, which would count twice: move one of them elsewhere."
         )
-    return [run.folder for run in found] or [folder]
+    return [run.folder for run in found] or [place]
+
+
+def matched(pattern: Path) -> list[Path]:
+    """Returns the folders that a pattern with `*`, `?` or `[...]` matches, in the order of their names."""
+    return sorted(Path(one) for one in glob(str(pattern)) if Path(one).is_dir())
 
 
 def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
@@ -218,7 +228,7 @@ def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:
         In what the sides differ.
     """
     console = Console()
-    known = {name: leaves(runs_of(folder)) for name, folder in sides.items() if folder.is_dir()}
+    known = {name: leaves(runs_of(place)) for name, place in sides.items() if place.is_dir() or matched(place)}
     labelled = [Group(name, known[name], {}) for name in sides if known.get(name)]
     for name, folder in sides.items():
         print(f"{name}: {folder}")
@@ -267,7 +277,7 @@ def compare(a: Path, b: Path, out: Path, draws: int = DRAWS, seed: int = 0) -> d
     """Compares two sides: prints a table, and writes `comparison.json` and a picture of each metric.
 
     Args:
-        a, b: the sides: each the folder of a run, or of several runs of one configuration.
+        a, b: the sides: each the folder of a run, or of several runs of one configuration, or a pattern, see `runs_of`.
         out: the folder to write to; it is made.
         draws: number of draws of the bootstrap.
         seed: of the draws.

@@ -9,9 +9,7 @@ import hydra.utils
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-from dml.errors import OUT_OF_MEMORY, UserError
-
-PACKAGE = Path(__file__).parents[1]
+from dml.errors import OUT_OF_MEMORY, PACKAGE, UserError, own_code
 
 
 class Waits:
@@ -40,7 +38,8 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
 
     Raises:
         UserError: the component refused its options, or cannot read a file. A plain TypeError or ValueError, and any
-            error of another package, is told with the name of the component's option before it.
+            error of another package, is told with the name of the component's option before it; of the user's own code
+            a ValueError alone, with its place, since others are faults, which keep their traceback.
     """
     try:
         return hydra.utils.instantiate(config, **arguments)
@@ -56,9 +55,11 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
                 f"{config._get_full_key(None)}: {where} cannot be read ({cause.strerror}): make it readable, or choose "
                 "another."
             ) from error
-        if isinstance(cause, TypeError | ValueError) or (isinstance(cause, Exception) and _of_a_library(cause)):
+        place = own_code(cause) if cause is not None else None
+        refused = isinstance(cause, ValueError if place else TypeError | ValueError)
+        if refused or (isinstance(cause, Exception) and not place and _of_a_library(cause)):
             said = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
-            raise UserError(f"{config._get_full_key(None)}: {said}.") from error
+            raise UserError(f"{config._get_full_key(None)}: {said}{f' ({place})' if place else ''}.") from error
         raise
 
 

@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 
 from dml.configuration.ranges import Share
-from dml.data.images import SUFFIXES, decode, walk
+from dml.data.images import SUFFIXES, decode
 from dml.data.listing import Listing, listed_images, roles_of_classes
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError, some
+from dml.files import walk
 
 SIDES = {"train", "test"}  # names of folders that are the split
 
@@ -112,7 +113,7 @@ def class_folders(root: Path) -> dict[str, Path]:
 def leaf_folders(root: Path) -> dict[str, Path]:
     """Returns path below `root` -> folder for all folders that hold images, in the order of their paths (NFC).
 
-    Hidden folders are ignored. Links to folders are followed, as by `dml.data.images.walk`.
+    Hidden folders are ignored. Links to folders are followed, as by `dml.files.walk`.
 
     Raises:
         UserError: there is no such folder, no folder holds images, or the paths of two differ only in their Unicode

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dml.data.images import SUFFIXES, Box, decode, walk
+from dml.data.images import SUFFIXES, Box, decode
 from dml.data.paths import Paths
 from dml.data.records import Records, Unreadable
 from dml.errors import UserError
+from dml.files import walk
 
 Counts = tuple[int, int]  # classes, images
 

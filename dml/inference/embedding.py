@@ -281,4 +281,4 @@ def write_embeddings(
     write_vectors(out, found.vectors(trained.digest()), found.learners if learners else None)
     report_skipped(found)
     count, parts, width = found.learners.shape
-    print(f"{out}: {count} embeddings of {parts * width} dimensions")
+    print(f"{out}: {count} embedding{'' if count == 1 else 's'} of {parts * width} dimensions")

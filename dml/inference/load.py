@@ -58,6 +58,10 @@ class Embedder:
         check_value("batch_size", batch_size, Size)
         if isinstance(images, str | Path | Image.Image) or not isinstance(images, Sized) or not len(images):
             raise UserError("embed takes a list of images, with at least one: put a single image into a list.")
+        if wrong := [type(one).__name__ for one in images if not isinstance(one, str | Path | Image.Image)]:
+            raise UserError(
+                f"embed takes files and pictures of Pillow, and no {wrong[0]}: for an array, PIL.Image.fromarray(...)."
+            )
         found = []
         for batch in opened(self.trained.transform, in_batches(images, batch_size), _opened):
             shown = []

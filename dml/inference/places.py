@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from dml.data.images import SUFFIXES, walk
+from dml.data.images import SUFFIXES
 from dml.errors import UserError
+from dml.files import walk
 
 
 def image_files(places: Iterable[Path]) -> list[Path]:

@@ -1,6 +1,7 @@
 """The choice of a threshold: the smallest similarity at which two images are taken to be of one class."""
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +78,7 @@ def choose(
     if fmr < on.resolves():
         raise UserError(
             f"--fmr {fmr:g}: the {on.different:,} pairs of two {part} classes resolve no FMR below "
-            f"{on.resolves():.2g}; ask for that or more, or test on more images."
+            f"{_rounded_up(on.resolves())}; ask for that or more, or test on more images."
         )
     resolved = [one for one in SHOWN if one >= test.resolves()]
     if on is test:  # in one pass
@@ -121,6 +122,12 @@ def choose(
     _print(content, points)
     print(f"Threshold: {run / FILE}")
     return content
+
+
+def _rounded_up(rate: float) -> str:
+    """Writes a rate with two digits, not below it, so that it can be asked for."""
+    scale = 10 ** (1 - math.floor(math.log10(rate)))
+    return f"{math.ceil(rate * scale) / scale:.2g}"
 
 
 def read_threshold(run: Path, trained: Trained) -> float:

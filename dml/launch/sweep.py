@@ -24,8 +24,8 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.composition import folder_option
-from dml.configuration.trainings import validates
 from dml.errors import Interrupted, UserError, stop
+from dml.launch.search import on_the_test, settle_search
 from dml.process import STOPPING, SWEPT, cores, processes, share_of_the_machine
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
@@ -70,7 +70,7 @@ class Sweep(Callback):
         given = {o.get_key_element().lstrip("+~") for o in parsed}
         if "paths.output_dir" in given:
             stop("paths.output_dir is for a single run: name the folder of a sweep with paths.sweep_dir=FOLDER.")
-        _set_direction(config)
+        settle_search(config, parsed)
         if "direction" in config.hydra.sweeper and (said := on_the_test(config)):
             print(said, file=sys.stderr)
         params = dict(config.hydra.sweeper.get("params") or {})
@@ -114,28 +114,6 @@ class Sweep(Callback):
                 file=sys.stderr,
             )
             raise SystemExit(1)
-
-
-def _set_direction(config: DictConfig) -> None:
-    """Makes a search maximise, since that is what `objective` is for; Optuna's sweeper minimises by default."""
-    if "direction" not in config.hydra.sweeper:
-        return
-    asked = any(one.startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
-    if asked and config.hydra.sweeper.direction != "maximize":
-        stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
-    with read_write(config), read_write(config.hydra):
-        config.hydra.sweeper.direction = "maximize"
-
-
-def on_the_test(config: DictConfig) -> str:
-    """Returns a sentence if a search of this configuration would choose by its test classes, else ""."""
-    protocol: Any = config.protocol
-    if validates(protocol) or str(protocol.get("_target_")).endswith(".Tuning"):
-        return ""
-    return (
-        "dml: this search chooses on the test classes, which flatters its result: protocol=tuning holds out training "
-        "classes for it."
-    )
 
 
 def _the_same_folder() -> str:

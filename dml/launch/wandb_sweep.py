@@ -20,7 +20,7 @@ from dml.configuration.options import check
 from dml.configuration.trainings import left_open, validates
 from dml.errors import UserError
 from dml.files import write_atomically
-from dml.launch.sweep import on_the_test
+from dml.launch.search import on_the_test
 
 # The folder of a job has W&B's names of sweep and run, so that agents that start at once have different folders.
 PLACE = "paths.output_dir=runs/wandb_${oc.env:WANDB_SWEEP_ID}/${oc.env:WANDB_RUN_ID}"

@@ -16,7 +16,7 @@ from dml.configuration.trainings import trainings_of
 from dml.errors import UserError
 from dml.evaluation.interval import ENDS
 from dml.evaluation.metric import GAIN, HEADLINE, metric
-from dml.files import MANIFEST, read_yaml
+from dml.files import MANIFEST, read_yaml, walk
 from dml.runs.about import settings
 from dml.runs.folder import RunFolder
 from dml.runs.reading import read_metrics_json, reading, require
@@ -132,20 +132,22 @@ def mean_and_std(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
-    """Finds the finished runs below some folders, sorted by path. Of a run with several trainings it finds these. What
-    was published of a run and lies in its folder counts only if it is named itself.
+    """Finds the finished runs below some folders, sorted by path; those that only links lead to come last. Of a run
+    with several trainings it finds these. What was published of a run and lies in its folder counts only if it is named
+    itself.
 
     Raises:
-        UserError: a folder does not exist, or a run has a damaged file.
+        UserError: a folder does not exist or cannot be read, or a run has a damaged file.
     """
     found = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder: name the folder of a run, or one that holds runs.")
-        for file in sorted(folder.rglob("metrics.json")):
-            run = None if file.parent != folder and _published_of_a_run(file.parent) else _finished(file.parent)
+        places = [Path(place) for place, _, files in walk(folder) if "metrics.json" in files]
+        for place in sorted(places, key=lambda place: (place.resolve() != place.absolute(), place)):
+            run = None if place != folder and _published_of_a_run(place) else _finished(place)
             if run is not None:
-                found[file.parent.resolve()] = run
+                found.setdefault(place.resolve(), run)
     return list(found.values())
 
 

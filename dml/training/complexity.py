@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dml.errors import OUT_OF_MEMORY, UserError, enough_memory
+from dml.errors import OUT_OF_MEMORY, UserError, enough_memory, own_code
 from dml.methods.base import Method
 
 
@@ -36,7 +36,8 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
-        UserError: the image is too small for the network, or does not fit into memory.
+        UserError: the image is too small for the network, or does not fit into memory. An error that comes through the
+            user's own code passes, since that may be its cause.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
@@ -44,7 +45,7 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         try:
             method.eval().embed(images)
         except RuntimeError as error:  # torch raises it for a feature map that has shrunk to nothing
-            if OUT_OF_MEMORY.search(str(error)):
+            if OUT_OF_MEMORY.search(str(error)) or own_code(error):
                 raise
             raise UserError(
                 f"image_size={image_size} does not fit the network ({_first_line(error)}): choose a larger one."

@@ -44,12 +44,19 @@ def print_description(config: DictConfig) -> None:
         "flops": [f"{piece.flops:,}" for piece in pieces],
     }
     print_columns([[piece.name] for piece in pieces], cells)
+    learners = total["learners"]
     print(
-        f"{type(method).__name__} on {config.image_size} x {config.image_size} pixels: {total['learners']} learners of "
-        f"{total['dim'] // total['learners']}, {total['params'] / 1e7:.2f}e7 parameters, "
-        f"{total['flops'] / 1e9:.2f}e9 flops an image (one multiply-add is one flop)"
+        f"{type(method).__name__} on {config.image_size} x {config.image_size} pixels: {learners} "
+        f"learner{'' if learners == 1 else 's'} of {total['dim'] // learners}, {_short(total['params'])} parameters, "
+        f"{_short(total['flops'])} flops an image (one multiply-add is one flop)"
     )
     print(json.dumps(total))
+
+
+def _short(number: int) -> str:
+    """Writes a large number as papers do, such as 1.20e7."""
+    mantissa, _, exponent = f"{number:.2e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if number >= 1000 else str(number)
 
 
 def describe(method: Method, image_size: int) -> tuple[list[Piece], dict[str, int]]:

@@ -41,6 +41,10 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
     options |= _as_started(config.trainer.strategy)
     options["accelerator"] = _accelerator(config.trainer.accelerator)
+    if options["accelerator"] == "cpu" and str(config.trainer.precision) in ("16-mixed", "16"):
+        raise UserError(  # Lightning would take bfloat16 in its place
+            f"trainer.precision={config.trainer.precision} is for GPUs: on a CPU choose bf16-mixed or 32-true."
+        )
     options["benchmark"] = config.trainer.benchmark and not config.trainer.deterministic
     clipped = str(config.trainer.precision).endswith("-mixed") and options.get("gradient_clip_val")
     if clipped and config.optimizer.get("fused"):

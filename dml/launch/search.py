@@ -1,0 +1,47 @@
+"""Searches of hyper-parameters (`hydra/sweeper=optuna`): what they maximise, how they begin, what they choose on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, read_write
+
+from dml.configuration.trainings import validates
+from dml.errors import stop
+
+
+def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Makes a search maximise, since that is what `objective` is for; Optuna's sweeper minimises by default.
+
+    It also gives its sampler the seed of the runs, unless one was given: then the same search, started again, draws the
+    same values and finds the trials that are done. Does nothing for sweeps that are no search.
+
+    Args:
+        config: of the sweep.
+        overrides: of the command line.
+    """
+    sweeper = config.hydra.sweeper
+    if "direction" not in sweeper:
+        return
+    asked = any(one.startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
+    if asked and sweeper.direction != "maximize":
+        stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
+    names = [one.get_key_element().lstrip("+~") for one in overrides]
+    for name, one in zip(names, overrides, strict=True):
+        if one.is_sweep_override() and names.count(name) > 1:  # Optuna's sweeper would not vary it, without a word
+            stop(f"{name} is given twice, once as {one.input_line}: leave one of them out.")
+    with read_write(config), read_write(config.hydra):
+        sweeper.direction = "maximize"
+        if OmegaConf.select(sweeper, "sampler.seed", default=0) is None:
+            sweeper.sampler.seed = config.seed
+
+
+def on_the_test(config: DictConfig) -> str:
+    """Returns a sentence if a search of this configuration would choose by its test classes, else ""."""
+    protocol: Any = config.protocol
+    if validates(protocol) or str(protocol.get("_target_")).endswith(".Tuning"):
+        return ""
+    return (
+        "dml: this search chooses on the test classes, which flatters its result: protocol=tuning holds out training "
+        "classes for it."
+    )
