@@ -60,6 +60,8 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
         if refused or (isinstance(cause, Exception) and not place and _of_a_library(cause)):
             said = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
             raise UserError(f"{config._get_full_key(None)}: {said}{f' ({place})' if place else ''}.") from error
+        if cause is not None and place:
+            raise cause from None  # its traceback ends where the fault is
         raise
 
 

@@ -139,7 +139,7 @@ def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
     Raises:
         UserError: a folder does not exist or cannot be read, or a run has a damaged file.
     """
-    found = {}
+    found: dict[Path, FinishedRun] = {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder: name the folder of a run, or one that holds runs.")
