@@ -32,15 +32,17 @@ def main() -> None:
     parser.add_argument("b", type=place, metavar="RUN_B")
     parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: compared_with_<RUN_A> in RUN_B)")
+    parser.add_argument(
+        "--out", type=Path, help="folder to write to (default: compared_with_<RUN_A> in or beside RUN_B)"
+    )
     options = parser.parse_args()
     from dml.analysis.comparison import compare, names
 
     name, _ = names(*(beside(one, "").resolve() for one in (options.a, options.b)))
-    out = options.out or beside(options.b, f"compared_with_{name.replace('/', '_')}")
-    if options.out is None and not out.parent.exists():  # a pattern
+    out = options.out or beside(options.b, f"compared_with_{re.sub(r'[*?]', '', name.replace('/', '_'))}")
+    if options.out is None and isinstance(options.b, Path) and not options.b.exists():  # a pattern
         above = next(folder for folder in out.parents if folder.is_dir())
-        out = above / re.sub(r"[^\w=,.-]+", "", f"{out.parent.name}_{out.name}")
+        out = above / re.sub(r"[*?]", "", f"{out.parent.name}_{out.name}")
     compare(folder_of(options.a), folder_of(options.b), out, options.draws, options.seed)
 
 

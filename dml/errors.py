@@ -74,15 +74,19 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def own_code(error: BaseException) -> str | None:
-    """Returns the last place, `file:line`, in the user's own code that an error came through: code that is neither of
-    this package nor of a library. None: there is none."""
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    own = [f"{file}:{line}" for file, line in places if not file.startswith("<") and not _is_of_a_library(Path(file))]
-    return own[-1] if own else None
+    """Returns the place, `file:line`, in the user's own code where an error arose, or that called the library in which
+    it did. None: it arose in code of this package, or a library that this called."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(PACKAGE):
+            return None
+        if not _is_of_a_library(file):
+            return f"{file}:{line}"
+    return None
 
 
 def _is_of_a_library(file: Path) -> bool:
-    known = file.is_relative_to(PACKAGE) or file.is_relative_to(sysconfig.get_path("stdlib"))
+    known = str(file).startswith("<") or file.is_relative_to(sysconfig.get_path("stdlib"))
     return known or bool({"site-packages", "dist-packages"} & {*file.parts})
 
 

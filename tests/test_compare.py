@@ -12,7 +12,8 @@ import pytest
 from omegaconf import DictConfig
 from scipy.stats import sem, ttest_1samp
 
-from dml.analysis.comparison import compare, names, over_classes, over_images, paired, runs_of
+from dml.analysis.comparison import compare, names, over_classes, over_images, paired
+from dml.analysis.sides import runs_of
 from dml.compare import main
 from dml.errors import UserError
 from dml.evaluation.interval import Spread
@@ -223,28 +224,35 @@ def test_several_runs_stand_for_their_mean(
 def test_the_runs_of_a_sweep_are_chosen_by_a_pattern_or_by_links(
     tmp_path: Path, configure: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    precisions, sweep = np.random.default_rng(0).random(len(CLASSES)), tmp_path / "sweep"
-    for name in ("seed=0,lr=0.1", "seed=0,lr=0.5", "seed=1,lr=0.1", "seed=1,lr=0.5"):
+    precisions, sweep = np.random.default_rng(0).random(len(CLASSES)), tmp_path / "sweep[1]"
+    for name in ("seed=0,lr=0.1", "seed=0,lr=0.15", "seed=1,lr=0.1", "seed=1,lr=0.15"):
         typed = name.split(",")
         RunFolder(sweep / name).open(configure(*typed, "runtime.train_classes=3"), typed)
         RunFolder(sweep / name).write_metrics({"test/recall@1": 0.5})
         saved(sweep / name, precisions)
-    said = rf"2 configurations \(lr=0.1; lr=0.5\): name the folder of one, or a pattern, such as '{sweep}/\*lr=0.1\*'"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r"2 configurations \(lr=0.1; lr=0.15\).* such as '.*") as told:
         runs_of(sweep)
-    assert runs_of(sweep / "*lr=0.5*") == [sweep / "seed=0,lr=0.5", sweep / "seed=1,lr=0.5"]
+    pattern = Path(str(told.value).split("'")[1])  # not *lr=0.1*, which matches both
+    assert runs_of(pattern) == [sweep / "seed=0,lr=0.1", sweep / "seed=1,lr=0.1"]
     (tmp_path / "linked").mkdir()
     for seed in (0, 1):
-        (tmp_path / "linked" / str(seed)).symlink_to(sweep / f"seed={seed},lr=0.5")
+        (tmp_path / "linked" / str(seed)).symlink_to(sweep / f"seed={seed},lr=0.15")
     (tmp_path / "linked" / "circle").symlink_to(tmp_path / "linked")
     assert len(runs_of(tmp_path / "linked")) == 2
-    (sweep / "latest").symlink_to(sweep / "seed=1,lr=0.5")
-    assert len(leaves([sweep])) == 4
-    assert all(run.folder.name != "latest" for run in leaves([sweep]))
-    monkeypatch.setattr("sys.argv", ["compare", f"{sweep}/*lr=0.1*", f"{sweep}/*lr=0.5*", "--draws", "100"])
+    (sweep / "latest").symlink_to(sweep / "seed=1,lr=0.15")
+    (tmp_path / "sweep").symlink_to(sweep)
+    for folder in (sweep, tmp_path / "linked" / ".." / "sweep[1]", tmp_path / "sweep"):
+        assert len(leaves([folder])) == 4
+        assert all(run.folder.name != "latest" for run in leaves([folder]))
+    place = tmp_path / "sweep"
+    monkeypatch.setattr("sys.argv", ["compare", f"{place}/*lr=0.1", f"{place}/*lr=0.15", "--draws", "100"])
     main()
-    assert (sweep / "lr=0.5_compared_with_lr=0.1" / "comparison.json").exists()
-    monkeypatch.setattr("sys.argv", ["compare", f"{sweep}/*lr=0.7*", f"{sweep}/*lr=0.5*"])
+    assert (sweep / "lr=0.15_compared_with_lr=0.1" / "comparison.json").exists()
+    one = sweep / "seed=0,lr=0.15"
+    monkeypatch.setattr("sys.argv", ["compare", f"{place}/*lr=0.1", str(one), "--draws", "100"])
+    main()
+    assert (one / "compared_with_sweep[1]_lr=0.1" / "comparison.json").exists()
+    monkeypatch.setattr("sys.argv", ["compare", f"{place}/*lr=0.7*", f"{place}/*lr=0.15"])
     with pytest.raises(SystemExit, match="2"):
         main()
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dml.analysis.comparison import compare, runs_of
+from dml.analysis.comparison import compare
+from dml.analysis.sides import runs_of
 from dml.configuration.identity import flat
 from dml.errors import UserError
 from dml.reporting.summary import _over_steps, _point, _swept, write_summary

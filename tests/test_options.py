@@ -301,6 +301,11 @@ class Mine(Baseline):
             {}["k"]
         if fault == "type":
             None + 1
+        if fault == "chain":
+            try:
+                {}["row"]
+            except KeyError as error:
+                raise RuntimeError("no such row") from error
         if fault == "value":
             raise ValueError("fault=value is refused")
 
@@ -316,7 +321,8 @@ class Mine(Baseline):
     [
         ("key", KeyError, "k"),
         ("type", TypeError, "unsupported operand"),
-        ("value", UserError, r"^method: fault=value is refused \(.*own_fault\.py:14\)\.$"),
+        ("chain", RuntimeError, "no such row"),
+        ("value", UserError, r"^method: fault=value is refused \(.*own_fault\.py:19\)\.$"),
         ("shape", RuntimeError, "must match|cannot be multiplied|Expected size"),
     ],
 )
@@ -336,3 +342,5 @@ def test_faults_of_own_code_are_not_taken_for_options_that_a_library_refuses(
     with pytest.raises(raised, match=said) as found:
         complexity(build_method(config), 32)
     assert not isinstance(found.value, UserError) or raised is UserError
+    if fault == "chain":
+        assert isinstance(found.value.__cause__, KeyError)

@@ -137,7 +137,11 @@ from os import system
 from dml.models.heads import Head
 
 class Own(Head):
-    pass
+    def __init__(self, pooling, in_channels, dim, weights=None):
+        super().__init__(pooling, in_channels, dim)
+        self.weights = weights
+        if weights == [0]:
+            {}["row"]
 """
 
 
@@ -153,6 +157,11 @@ def test_components_of_a_trusted_package_are_loaded_and_nothing_that_it_imports(
             load_method(own)
     monkeypatch.setenv("DML_TRUST", " another, heads_of_mine")
     assert type(load_method(own).head).__name__ == "Own"
+    mine = HEAD | {"_target_": "heads_of_mine.Own", "pooling": POOL}
+    for given, taken in (("imagenet", "none"), ([0.3, 0.7], [0.3, 0.7])):  # a text names weights to fetch
+        assert load_method(checkpoint({"head": mine | {"weights": given}})).head.weights == taken
+    with pytest.raises(UserError, match=r"heads_of_mine\.py:\d+ failed: KeyError: 'row'"):
+        load_method(checkpoint({"head": mine | {"weights": [0]}}))
     shell = {"_target_": "heads_of_mine.system", "command": "touch x"}
     with pytest.raises(UserError, match=r"asks for heads_of_mine\.system at head\.pooling, where no file of conf"):
         load_method(checkpoint({"head": HEAD | {"pooling": shell}}))

@@ -130,6 +130,10 @@ def test_a_search_that_is_started_again_finds_its_trials(tmp_path: Path) -> None
     assert longer.returncode == 0, longer.stderr
     assert longer.stdout.count(f"{first.parent} already holds this run") == 1
     assert len(list(tmp_path.glob("lr=*/metrics.json"))) == 2
+    grid = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=1"]
+    for _ in range(2):
+        again = sweep(tmp_path / "grid", *grid, "lr=1e-4,2e-4,3e-4,4e-4,5e-4", "protocol=tuning")
+    assert again.stdout.count("already holds this run") == 1
     other = sweep(tmp_path / "other", *options, "hydra.sweeper.n_trials=1", "seed=1")
     assert other.returncode == 0, other.stderr
     (another,) = (tmp_path / "other").glob("lr=*/metrics.json")

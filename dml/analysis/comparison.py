@@ -6,10 +6,8 @@ the one to report; the one over images is too narrow. With several runs on a sid
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dml.analysis.sides import matched, runs_of
 from dml.configuration.defaults import DRAWS
 from dml.configuration.ranges import Seed, check_value
 from dml.configuration.trainings import axes_of
@@ -31,10 +30,10 @@ from dml.evaluation.metric import METRICS, metric
 from dml.figures import summaries
 from dml.files import atomic_path, write_atomically
 from dml.runs import differences
-from dml.runs.collecting import BELOW, Group, below_untrained, groups, leaves, said_below, twice
+from dml.runs.collecting import BELOW, Group, below_untrained, leaves, said_below
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading
-from dml.runs.scores import QUERIES, REPEAT, read_queries
+from dml.runs.scores import REPEAT, read_queries
 
 REPETITION = re.compile(r"(protocol\.)?(seed|split|fold|repeat)[=_]\d")  # a folder's name that tells no method
 
@@ -188,36 +187,6 @@ def _of_runs(runs: Sequence[np.ndarray | None], valid: np.ndarray) -> np.ndarray
     """Returns the values `[runs, Q]` of the valid queries; None if one of the runs lacks the metric."""
     known = [values[valid] for values in runs if values is not None]
     return np.stack(known) if len(known) == len(runs) else None
-
-
-def runs_of(place: Path) -> list[Path]:
-    """Returns the run in a folder, or the finished runs below it or below the folders that a pattern matches, such as
-    `runs/sweep/*method=abe*`. They have to be repetitions of one configuration.
-
-    Raises:
-        UserError: the runs have several configurations, or one of them is there twice.
-    """
-    if (place / QUERIES).exists():
-        return [place]
-    found = leaves([place] if place.is_dir() else matched(place))
-    several = groups(found) if found else []
-    if len(several) > 1:
-        one = place / f"*{several[0].label.replace(' ', '*')}*"
-        choice = f"such as {shlex.quote(str(one))}" if matched(one) else "in quotes"
-        raise UserError(
-            f"{place} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
-            f"folder of one, or a pattern, {choice}."
-        )
-    if same := next(filter(None, map(twice, several)), None):
-        raise UserError(
-            f"{same[0]} and {same[1]} are the same training, which would count twice: move one of them elsewhere."
-        )
-    return [run.folder for run in found] or [place]
-
-
-def matched(pattern: Path) -> list[Path]:
-    """Returns the folders that a pattern with `*`, `?` or `[...]` matches, in the order of their names."""
-    return sorted(Path(one) for one in glob(str(pattern)) if Path(one).is_dir())
 
 
 def _print_sides(sides: Mapping[str, Path]) -> list[differences.Difference]:

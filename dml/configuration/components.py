@@ -60,9 +60,10 @@ def instantiate(config: DictConfig, **arguments: Any) -> Any:
         if refused or (isinstance(cause, Exception) and not place and _of_a_library(cause)):
             said = " ".join(str(cause).split()).rstrip(".") or type(cause).__name__
             raise UserError(f"{config._get_full_key(None)}: {said}{f' ({place})' if place else ''}.") from error
-        if cause is not None and place:
-            raise cause from None  # its traceback ends where the fault is
-        raise
+        if cause is None or not place:
+            raise
+        fault = cause
+    raise fault  # here, so that its traceback ends where it arose, behind nothing but its own causes
 
 
 def _of_a_library(error: Exception) -> bool:

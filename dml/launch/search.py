@@ -1,5 +1,6 @@
 """Searches of hyper-parameters (`hydra/sweeper=optuna`): what they maximise, how they begin, what they choose on."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from dml.errors import stop
 def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Makes a search maximise, since that is what `objective` is for; Optuna's sweeper minimises by default.
 
-    It also gives its sampler the seed of the runs, unless one was given: then the same search, started again, draws the
-    same values and finds the trials that are done. Does nothing for sweeps that are no search.
+    It also gives its sampler the seed of the runs, unless one was given or a storage keeps its trials: then the same
+    search, started again, draws the same values and finds the trials that are done. Does nothing for sweeps that are no
+    search.
 
     Args:
         config: of the sweep.
@@ -32,8 +34,10 @@ def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
             stop(f"{name} is given twice, once as {one.input_line}: leave one of them out.")
     with read_write(config), read_write(config.hydra):
         sweeper.direction = "maximize"
-        if OmegaConf.select(sweeper, "sampler.seed", default=0) is None:
-            sweeper.sampler.seed = config.seed
+        if sweeper.get("storage") is None:
+            random.seed(config.seed)  # Optuna's grid sampler draws from it
+            if OmegaConf.select(sweeper, "sampler.seed", default=0) is None:
+                sweeper.sampler.seed = config.seed
 
 
 def on_the_test(config: DictConfig) -> str:

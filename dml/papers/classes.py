@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dml.analysis.comparison import in_places, over_sums, places_of, runs_of
+from dml.analysis.comparison import in_places, over_sums, places_of
+from dml.analysis.sides import runs_of
 from dml.errors import UserError
 from dml.evaluation.interval import Spread, spread_of_pairs, spread_over_seeds
 from dml.evaluation.metric import METRICS

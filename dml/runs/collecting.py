@@ -144,7 +144,8 @@ def leaves(folders: Iterable[Path]) -> list[FinishedRun]:
         if not folder.is_dir():
             raise UserError(f"{folder} is no folder: name the folder of a run, or one that holds runs.")
         places = [Path(place) for place, _, files in walk(folder) if "metrics.json" in files]
-        for place in sorted(places, key=lambda place: (place.resolve() != place.absolute(), place)):
+        root = folder.resolve()
+        for place in sorted(places, key=lambda one: (one.resolve() != root / one.relative_to(folder), one)):
             run = None if place != folder and _published_of_a_run(place) else _finished(place)
             if run is not None:
                 found.setdefault(place.resolve(), run)

@@ -36,8 +36,8 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
-        UserError: the image is too small for the network, or does not fit into memory. An error that comes through the
-            user's own code passes, since that may be its cause.
+        UserError: the image is too small for the network, or does not fit into memory. An error that arises in
+            the user's own code passes.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)

@@ -1,7 +1,7 @@
 """Builds the networks and the transform of a checkpoint again to embed images, and nothing else of it.
 
 A checkpoint may come from anyone: at each place of its configuration it may only name a component that belongs there,
-or one of a package that the user trusts, and no path or address in it is used.
+or one of a package that the user trusts, and components of dml use no path or address in it.
 """
 
 import os
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.composition import CONF
 from dml.data.transforms import Transform, transform_of
-from dml.errors import UserError
+from dml.errors import UserError, own_code
 from dml.files import load_checkpoint
 from dml.losses import Loss
 from dml.methods.base import Method
@@ -39,7 +39,8 @@ TRUST = "DML_TRUST"  # environment variable: packages, with commas between them,
 
 ARITHMETIC = ("precision", "matmul")  # options of the trainer
 
-FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}  # set at any depth, since the checkpoint has the weights
+# Set at any depth where there is a text, which names weights: the checkpoint has them.
+FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,10 @@ def rebuild(path: Path) -> Rebuilt:
     except UserError as error:
         raise UserError(f"{path} cannot be rebuilt: {error}") from error
     except Exception as error:  # networks may raise anything for options that no run has
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} cannot be rebuilt: it is no checkpoint of this version of dml: {reason}") from error
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        place = own_code(error)
+        where = f"{place} failed" if place else "it is no checkpoint of this version of dml"
+        raise UserError(f"{path} cannot be rebuilt: {where}: {said}") from error
     return Rebuilt(method.eval(), image_to_tensor, config, int(checkpoint.get("global_step", 0)))
 
 
@@ -131,7 +134,7 @@ def _checked(node: Any, at: str, path: Path) -> Any:
             raise UserError(f"{path} has names under {at} that are no text: it is not loaded.")
         if "_target_" in node:
             _check_target(node["_target_"], at, path)
-        elsewhere = {name: value for name, value in FROM_ELSEWHERE.items() if name in node}
+        elsewhere = {name: value for name, value in FROM_ELSEWHERE.items() if isinstance(node.get(name), str)}
         checked = {_checked(name, at, path): _checked(part, f"{at}.{name}", path) for name, part in node.items()}
         return checked | elsewhere
     if node is not None and not isinstance(node, str | int | float):
@@ -164,7 +167,8 @@ def _check_target(target: Any, at: str, path: Path) -> None:
 def _is_trusted(target: str, at: str, path: Path) -> bool:
     """Says whether a component is defined in a package that the user trusts. Raises UserError if it cannot be imported
     from there."""
-    trusted = tuple(f"{name.strip()}." for name in os.environ.get(TRUST, "").split(",") if name.strip())
+    names = [name.strip().rstrip(".") for name in os.environ.get(TRUST, "").split(",")]
+    trusted = tuple(f"{name}." for name in names if name)
     if not target.startswith(trusted):
         return False
     try:
@@ -172,8 +176,8 @@ def _is_trusted(target: str, at: str, path: Path) -> bool:
     except Exception as error:  # a module may raise anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{path} asks for {target} at {at}, which cannot be imported ({reason}): put the folder of its package on "
-            "PYTHONPATH."
+            f"{path} asks for {target} at {at}, which cannot be imported ({reason}): put the folder of the package "
+            "that it was trained with on PYTHONPATH."
         ) from error
     # The name may lead to another package by way of a module's imports, so the component's own module is checked.
     return f"{getattr(found, '__module__', '')}.".startswith(trusted)
