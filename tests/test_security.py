@@ -158,7 +158,7 @@ def test_components_of_a_trusted_package_are_loaded_and_nothing_that_it_imports(
     monkeypatch.setenv("DML_TRUST", " another, heads_of_mine")
     assert type(load_method(own).head).__name__ == "Own"
     mine = HEAD | {"_target_": "heads_of_mine.Own", "pooling": POOL}
-    for given, taken in (("imagenet", "none"), ([0.3, 0.7], [0.3, 0.7])):  # a text names weights to fetch
+    for given, taken in (("imagenet", "none"), ([0.3, 0.7], [0.3, 0.7]), (None, None)):  # a text names weights to fetch
         assert load_method(checkpoint({"head": mine | {"weights": given}})).head.weights == taken
     with pytest.raises(UserError, match=r"heads_of_mine\.py:\d+ failed: KeyError: 'row'"):
         load_method(checkpoint({"head": mine | {"weights": [0]}}))
@@ -174,7 +174,7 @@ def test_what_a_checkpoint_says_of_files_and_addresses_is_not_used(
 ) -> None:
     monkeypatch.setattr("dml.models.weights.fetch", lambda *_: pytest.fail("downloaded"))
     small = {"_target_": "dml.models.backbones.small.small", "weights_dir": str(tmp_path / "there")}
-    for weights in ("http://127.0.0.1:9/x", "imagenet", "/etc/passwd"):
+    for weights in ("http://127.0.0.1:9/x", "imagenet", "/etc/passwd", None, ["imagenet"]):
         assert (
             load_method(checkpoint({"backbone": small | {"weights": weights}})).embed(torch.rand(1, 3, 32, 32)).shape[2]
             == 16

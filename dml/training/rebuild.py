@@ -39,7 +39,7 @@ TRUST = "DML_TRUST"  # environment variable: packages, with commas between them,
 
 ARITHMETIC = ("precision", "matmul")  # options of the trainer
 
-# Set at any depth where there is a text, which names weights: the checkpoint has them.
+# Set at any depth, since the checkpoint has the weights; in trusted components where there is a text, which names some.
 FROM_ELSEWHERE = {"weights": "none", "weights_dir": None}
 
 
@@ -134,7 +134,9 @@ def _checked(node: Any, at: str, path: Path) -> Any:
             raise UserError(f"{path} has names under {at} that are no text: it is not loaded.")
         if "_target_" in node:
             _check_target(node["_target_"], at, path)
-        elsewhere = {name: value for name, value in FROM_ELSEWHERE.items() if isinstance(node.get(name), str)}
+        own = isinstance(node.get("_target_"), str) and _is_trusted(node["_target_"], at, path)
+        given = [name for name in FROM_ELSEWHERE if name in node and (not own or isinstance(node[name], str))]
+        elsewhere = {name: FROM_ELSEWHERE[name] for name in given}
         checked = {_checked(name, at, path): _checked(part, f"{at}.{name}", path) for name, part in node.items()}
         return checked | elsewhere
     if node is not None and not isinstance(node, str | int | float):
