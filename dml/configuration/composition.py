@@ -43,6 +43,11 @@ def composed(*overrides: str) -> DictConfig:
     return _by_hydra(overrides)
 
 
+def search_paths(overrides: Sequence[str]) -> list[str]:
+    """Returns those overrides that name folders with further components, which every process of a run has to know."""
+    return [one for one in overrides if one.lstrip("+").startswith("hydra.searchpath=")]
+
+
 def _is_plain(override: Override) -> bool:
     """Whether this is `name=value`, for one value of an option that is not Hydra's own."""
     plain = override.type is OverrideType.CHANGE and override.package is None and not override.is_sweep_override()

@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from dml.configuration.composition import search_paths
 from dml.errors import UserError
 from dml.launch.entry import check_overlay
 from dml.launch.job import objective
@@ -21,7 +22,7 @@ def task(config: DictConfig) -> float | None:
     """Carries out a run, and returns what a search over hyper-parameters maximises: see `objective`."""
     given = HydraConfig.get().overrides
     # Jobs and trainings of a protocol find the components of the same folders.
-    overrides = [*given.task, *(one for one in given.hydra if one.lstrip("+").startswith("hydra.searchpath="))]
+    overrides = [*given.task, *search_paths(given.hydra)]
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return job_of_a_sweep(config, overrides)
     check_overlay()

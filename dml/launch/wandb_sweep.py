@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig
 
-from dml.configuration.composition import CONF
+from dml.configuration.composition import CONF, search_paths
 from dml.configuration.options import check
 from dml.configuration.trainings import left_open, validates
 from dml.errors import UserError
@@ -66,7 +66,7 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
     swept = [one for one in parsed if one.is_sweep_override()]
     fixed = [one for one in parsed if not one.is_sweep_override() and not _of_hydra(one)]
     of_hydra = [str(one.input_line) for one in parsed if _of_hydra(one)]
-    places = [one for one in of_hydra if one.lstrip("+").startswith("hydra.searchpath=")]  # of a user's components
+    places = search_paths(of_hydra)
     given = {one.get_key_element().lstrip("+~") for one in parsed}
     with initialize_config_dir(str(CONF), version_base="1.3"):
         texts = [str(one.input_line) for one in fixed]
