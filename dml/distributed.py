@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed import (
     ProcessGroup,
@@ -132,6 +131,8 @@ def _several() -> bool:
 
 def is_first() -> bool:
     """Returns whether this is the first process of the run, also before the processes form a group."""
+    from pytorch_lightning.utilities.rank_zero import rank_zero_only  # takes seconds, and what reads results needs none
+
     return not getattr(rank_zero_only, "rank", 0)
 
 

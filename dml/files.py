@@ -18,7 +18,6 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
@@ -137,26 +136,6 @@ def torn(folder: Path, suffix: str) -> list[Path]:
     """Returns temporary files of `atomic_path` that a kill left in a folder, for files whose names end in `suffix`."""
     left = re.compile(rf"\..+{re.escape(suffix)}\.\d+")
     return [path for path in folder.iterdir() if left.fullmatch(path.name) and path.is_file()]
-
-
-class WholeCheckpoints(TorchCheckpointIO):
-    """Saves checkpoints to a temporary file, flushes it to the disk, and renames it. The previous `last.ckpt` is kept
-    as `previous.ckpt`.
-
-    Lightning's own saving moves the file from a temporary folder. Between file systems that is a copy, of which a kill
-    leaves half.
-    """
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as new:
-            with new.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if path.name == LAST and path.exists():
-                os.replace(path, path.with_name(PREVIOUS))
 
 
 def sound(path: Path) -> bool:

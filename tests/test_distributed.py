@@ -18,7 +18,7 @@ from dml import distributed
 from dml.configuration.trainings import settle
 from dml.distributed import gather
 from dml.errors import UserError
-from dml.evaluation.evaluator import Collector
+from dml.evaluation.collecting import Collector
 from dml.losses.functional import contrastive, contrastive_of_pairs, divergence
 from dml.runs.log import read_metrics
 from dml.training.run import run

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dml.embed import main
 from dml.errors import UserError
-from dml.evaluation import evaluator
+from dml.evaluation import collecting
 from dml.inference.embedding import Trained, embed_files
 from dml.inference.galleries import read_gallery
 from dml.inference.places import image_files
@@ -55,7 +55,7 @@ def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: 
     config = configure(*(option for option in TINY if not option.startswith("dataset")), *data, *TWO)
     parts = build(config)
     run = save_run(tmp_path / "trained", config, parts.method, "best_on_test")
-    table = evaluator.embed_batches(
+    table = collecting.embed_batches(
         parts.method, parts.data.eval_dataloader(parts.data.query_rows), lambda batch: batch
     )
     files = [Path(path) for path in parts.records.paths[table.rows.numpy()]]

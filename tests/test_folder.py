@@ -15,8 +15,9 @@ from dml.errors import Interrupted, UserError
 from dml.files import read_yaml, write_atomically
 from dml.launch.sweep import Sweep
 from dml.runs.folder import FORMAT, RunFolder
-from dml.runs.log import FolderLogger, log, logged, read_metrics
+from dml.runs.log import log, logged, read_metrics
 from dml.training import run as training
+from dml.training.loggers import FolderLogger
 from dml.training.run import run
 from tests.conftest import TINY
 

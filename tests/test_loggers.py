@@ -16,8 +16,8 @@ from dml.files import load_checkpoint
 from dml.models.backbones.trained import backbone_of
 from dml.process import SWEPT
 from dml.runs.folder import RunFolder
-from dml.runs.log import FolderLogger, read_metrics
-from dml.training.loggers import shareable, wandb_logger
+from dml.runs.log import read_metrics
+from dml.training.loggers import FolderLogger, shareable, wandb_logger
 from dml.training.run import run
 from tests.conftest import TINY
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from typing import Any, ClassVar
 
 import pytest
 from filelock import FileLock, Timeout
+from hydra import compose, initialize_config_dir
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
 from dml.configuration.composition import AGAIN, CONF, composed, going_on
 from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.launch.job import job
+from dml.launch.search import settle_search
 from dml.launch.sweep import (
     HELD,
     NAME_BYTES,
@@ -119,25 +122,42 @@ def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
+SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "protocol=tuning"]
+RATES = "lr=tag(log,interval(1e-4,1e-2))"
+
+
 @pytest.mark.slow
 def test_a_search_that_is_started_again_finds_its_trials(tmp_path: Path) -> None:
     """And a larger one continues it."""
-    options = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "lr=tag(log,interval(1e-4,1e-2))", "protocol=tuning"]
-    shorter = sweep(tmp_path, *options, "hydra.sweeper.n_trials=1")
+    shorter = sweep(tmp_path, *SEARCH, RATES, "hydra.sweeper.n_trials=1")
     assert shorter.returncode == 0, shorter.stderr
     (first,) = tmp_path.glob("lr=*/metrics.json")
-    longer = sweep(tmp_path, *options, "hydra.sweeper.n_trials=2")
+    longer = sweep(tmp_path, *SEARCH, RATES, "hydra.sweeper.n_trials=2")
     assert longer.returncode == 0, longer.stderr
     assert longer.stdout.count(f"{first.parent} already holds this run") == 1
     assert len(list(tmp_path.glob("lr=*/metrics.json"))) == 2
-    grid = ["hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=1"]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_a_search_draws_by_the_seed_of_its_runs(sampler: str) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        options = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "seed=7"]
+        config = compose("config", options, return_hydra_config=True)
+    settle_search(config, [])
+    assert random.random() == random.Random(7).random()
+    assert OmegaConf.select(config.hydra.sweeper, "sampler.seed") == (7 if sampler == "tpe" else None)
+
+
+@pytest.mark.exhaustive
+def test_searches_of_two_seeds_differ_and_a_grid_finds_its_trials(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        done = sweep(tmp_path / "range", *SEARCH, RATES, "hydra.sweeper.n_trials=1", f"seed={seed}")
+        assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "range").glob("lr=*/metrics.json"))) == 2
+    grid = [*SEARCH, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=1", "lr=1e-4,2e-4,3e-4,4e-4,5e-4"]
     for _ in range(2):
-        again = sweep(tmp_path / "grid", *grid, "lr=1e-4,2e-4,3e-4,4e-4,5e-4", "protocol=tuning")
+        again = sweep(tmp_path / "grid", *grid)
     assert again.stdout.count("already holds this run") == 1
-    other = sweep(tmp_path / "other", *options, "hydra.sweeper.n_trials=1", "seed=1")
-    assert other.returncode == 0, other.stderr
-    (another,) = (tmp_path / "other").glob("lr=*/metrics.json")
-    assert another.parent.name != first.parent.name
 
 
 @pytest.mark.exhaustive

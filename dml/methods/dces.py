@@ -16,7 +16,7 @@ from dml.data.samplers import Clusters
 from dml.distributed import from_all_ranks
 from dml.errors import UserError
 from dml.evaluation.clustering import kmeans, need_faiss
-from dml.evaluation.evaluator import embed_rows
+from dml.evaluation.collecting import embed_rows
 from dml.figures.course import clusters_over_steps, reclustered
 from dml.figures.embeddings import distance_histograms
 from dml.figures.galleries import cluster_images

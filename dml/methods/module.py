@@ -9,7 +9,8 @@ from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor
 
 from dml.data.samplers import Sampler
-from dml.evaluation.evaluator import Collector, score
+from dml.evaluation.collecting import Collector
+from dml.evaluation.evaluator import score
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import evaluate
 from dml.methods.finite import FiniteTerms

@@ -1,7 +1,5 @@
 """The logs of a run in its folder: writing and reading them."""
 
-import csv
-import io
 import json
 import logging
 from collections.abc import Iterator
@@ -9,12 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers.logger import Logger
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
-
 from dml.distributed import is_first
 from dml.errors import UserError
-from dml.files import write_atomically
 from dml.runs.reading import is_logged
 
 log = logging.getLogger("dml")
@@ -48,65 +42,6 @@ def logged(folder: Path) -> Iterator[None]:
         for logger in loggers:
             logger.removeHandler(handler)
         handler.close()
-
-
-class FolderLogger(Logger):
-    """A logger of Lightning's that writes `metrics.jsonl`, one line for each record, and `metrics.csv`, the same as a
-    table.
-
-    Lightning's CSVLogger was passed over: when a run is resumed, it empties the file.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.path = folder / "metrics.jsonl"
-
-    @property
-    def name(self) -> str:
-        return "folder"
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Does nothing, since the folder has its config.yaml."""
-
-    @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step} | metrics) + "\n")
-
-    @rank_zero_only
-    def forget_after(self, step: int, training_alone: bool = False) -> None:
-        """Drops what a killed run logged after its last checkpoint, since the resumed run logs it again. Damaged lines
-        are dropped too.
-
-        Args:
-            step: of the last checkpoint.
-            training_alone: of that step itself, keep only what the training logged.
-        """
-
-        def stays(record: dict[str, Any]) -> bool:
-            of_training = any(name.startswith("train/") for name in record)
-            return record["step"] < step or (record["step"] == step and (of_training or not training_alone))
-
-        if self.path.exists():
-            records = read_metrics(self.path)
-            if (lost := self.path.read_bytes().count(b"\n") - len(records)) > 0:
-                log.warning("%d lines of %s are damaged and were left out.", lost, self.path)
-            write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Writes `metrics.csv` anew from `metrics.jsonl`."""
-        records = read_metrics(self.path) if self.path.exists() else []  # Lightning calls this too, at any time
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, list(dict.fromkeys(name for record in records for name in record)))
-        writer.writeheader()
-        writer.writerows(records)
-        write_atomically(self.path.parent / "metrics.csv", table.getvalue())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

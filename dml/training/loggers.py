@@ -1,6 +1,9 @@
 """The loggers of a run: its folder always, and W&B or TensorBoard if the configuration asks for them."""
 
+import csv
 import hashlib
+import io
+import json
 import logging
 import os
 import re
@@ -24,6 +27,7 @@ from dml.files import LAST, write_atomically
 from dml.process import SWEPT
 from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
+from dml.runs.log import read_metrics
 from dml.runs.scores import EMBEDDINGS, QUERIES
 
 log = logging.getLogger("dml")
@@ -32,6 +36,65 @@ MOST_LINES = 500  # lines of a table that TensorBoard shows as text
 
 SECONDS = 30  # to wait for W&B to begin and to end; what is not sent by then stays in the folder, for wandb sync
 SECONDS_OF_FILES = 1800  # to wait for the end if checkpoints have to be sent
+
+
+class FolderLogger(Logger):
+    """A logger of Lightning's that writes `metrics.jsonl`, one line for each record, and `metrics.csv`, the same as a
+    table.
+
+    Lightning's CSVLogger was passed over: when a run is resumed, it empties the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.path = folder / "metrics.jsonl"
+
+    @property
+    def name(self) -> str:
+        return "folder"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing, since the folder has its config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step} | metrics) + "\n")
+
+    @rank_zero_only
+    def forget_after(self, step: int, training_alone: bool = False) -> None:
+        """Drops what a killed run logged after its last checkpoint, since the resumed run logs it again. Damaged lines
+        are dropped too.
+
+        Args:
+            step: of the last checkpoint.
+            training_alone: of that step itself, keep only what the training logged.
+        """
+
+        def stays(record: dict[str, Any]) -> bool:
+            of_training = any(name.startswith("train/") for name in record)
+            return record["step"] < step or (record["step"] == step and (of_training or not training_alone))
+
+        if self.path.exists():
+            records = read_metrics(self.path)
+            if (lost := self.path.read_bytes().count(b"\n") - len(records)) > 0:
+                log.warning("%d lines of %s are damaged and were left out.", lost, self.path)
+            write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in records if stays(record)))
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes `metrics.csv` anew from `metrics.jsonl`."""
+        records = read_metrics(self.path) if self.path.exists() else []  # Lightning calls this too, at any time
+        table = io.StringIO(newline="")
+        writer = csv.DictWriter(table, list(dict.fromkeys(name for record in records for name in record)))
+        writer.writeheader()
+        writer.writerows(records)
+        write_atomically(self.path.parent / "metrics.csv", table.getvalue())
 
 
 def wandb_logger(folder: str, project: str, group: str | None = None, artifacts: bool = False) -> WandbLogger:

@@ -20,11 +20,11 @@ from dml.models.backbones.stem import Stem
 from dml.process import keep_freed_memory, started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
-from dml.runs.log import FolderLogger, logged
+from dml.runs.log import logged
 from dml.training.build import Parts, build
 from dml.training.callbacks.gradient import check_batches
 from dml.training.callbacks.order import callbacks_of
-from dml.training.loggers import shareable
+from dml.training.loggers import FolderLogger, shareable
 from dml.training.trainer import refused, trainer_of
 
 log = logging.getLogger("dml")

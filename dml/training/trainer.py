@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,15 +18,15 @@ from pytorch_lightning.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dml import process as launch
 from dml.data.samplers import check_share
 from dml.errors import UserError
-from dml.files import WholeCheckpoints
+from dml.files import LAST, PREVIOUS, atomic_path
 from dml.methods.base import Method
 from dml.models.backbones.stages import Stages
 from dml.models.products import set_products
@@ -89,9 +90,7 @@ def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]
                 + ("" if on_cpu else "synchronise it with trainer=ddp, or ")
                 + f"{_without_statistics(method)}."
             )
-        # Not Lightning's option: it converts for a single device too, where torch runs it on a GPU only. Nor torch's
-        # function, which would drop the activations that timm's layers of batch norm have.
-        convert_sync_batchnorm(method)
+        synchronised_norms(method)
     _check_precision(config.trainer.precision, device_of(trainer))
     if config.trainer.compile:
         compile_steps(method, trainer)
@@ -139,6 +138,19 @@ def _check_pieces(size: int, batch: int, devices: int, method: Method) -> None:
 def _learning_norms(method: Method) -> list[nn.Module]:
     """Returns the batch norm that takes its statistics from the batch, and therefore has to see the whole batch."""
     return [part for part in method.train().modules() if isinstance(part, _BatchNorm) and part.training]
+
+
+def synchronised_norms(module: nn.Module) -> nn.Module:
+    """Makes its layers of batch norm take their statistics over all devices. The module itself is returned, unless it
+    is such a layer.
+
+    Lightning's option was passed over, since it converts for a single device too, where torch runs it on a GPU only;
+    and torch's function, since it drops the activations that timm's layers of batch norm have.
+    """
+    from timm.layers import convert_sync_batchnorm  # takes a second, and few runs need it
+
+    converted: nn.Module = convert_sync_batchnorm(module)
+    return converted
 
 
 def _without_statistics(method: Method) -> str:
@@ -243,3 +255,23 @@ class Bar(TQDMProgressBar):
 
     def on_train_epoch_end(self, *_: Any) -> None:
         """Does nothing, as at the start of an epoch."""
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Saves checkpoints to a temporary file, flushes it to the disk, and renames it. The previous `last.ckpt` is kept
+    as `previous.ckpt`.
+
+    Lightning's own saving moves the file from a temporary folder. Between file systems that is a copy, of which a kill
+    leaves half.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as new:
+            with new.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if path.name == LAST and path.exists():
+                os.replace(path, path.with_name(PREVIOUS))

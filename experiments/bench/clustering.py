@@ -35,7 +35,7 @@ from dml.configuration.composition import composed
 from dml.data.records import Records
 from dml.data.transforms import Transform
 from dml.evaluation.clustering import kmeans
-from dml.evaluation.evaluator import embed_batches
+from dml.evaluation.collecting import embed_batches
 from dml.launch.job import job
 from dml.methods.clusters import match_clusters
 from dml.methods.dces import DCES

@@ -35,8 +35,9 @@ from dml.configuration.command_line import ending
 from dml.configuration.ranges import Count, NotNegative, Positive, Seed, Size, check_value
 from dml.data.cifar import IMAGES, Cifar100, cifar100
 from dml.errors import UserError
-from dml.files import WholeCheckpoints, write_atomically
+from dml.files import write_atomically
 from dml.models.backbones.resnet_cifar import resnet20
+from dml.training.trainer import WholeCheckpoints
 
 PADDING = 4
 ACCURACY = "test/accuracy"

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dml.evaluation import metrics, scores
-from dml.evaluation.evaluator import Collector, Embedded, correlation, score, self_cosine
+from dml.evaluation.collecting import Collector
+from dml.evaluation.evaluator import Embedded, correlation, score, self_cosine
 from dml.evaluation.layout import Layout
 from dml.evaluation.metrics import Ranking, evaluate, rank
 from dml.evaluation.neighbours import nearest

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dml.data.samplers import Clusters
 from dml.errors import UserError
-from dml.evaluation import evaluator
+from dml.evaluation import collecting
 from dml.evaluation.clustering import kmeans
 from dml.methods.base import Batch, Method, Output
 from dml.methods.clusters import match_clusters, negative_distances, overlaps
@@ -315,7 +315,7 @@ def test_running_assignments_take_what_training_saw_last(
     """K-means is given the embeddings that training made, of the pass before step 0 where it has not seen an image."""
     passes: list[str] = []
     last: dict[int, np.ndarray] = {}
-    embed_rows, objective = evaluator.embed_rows, DCES.objective
+    embed_rows, objective = collecting.embed_rows, DCES.objective
 
     def count(*arguments: Any, **options: Any) -> Any:
         passes.append(arguments[2])

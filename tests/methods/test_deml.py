@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from dml.data.datamodule import DataModule
 from dml.errors import UserError
-from dml.evaluation.evaluator import embed_batches, self_cosine
+from dml.evaluation.collecting import embed_batches
+from dml.evaluation.evaluator import self_cosine
 from dml.evaluation.metrics import evaluate
 from dml.losses import functional
 from dml.methods.base import Method

@@ -30,8 +30,8 @@ from dml.models.backbones.timm_model import timm_model
 from dml.models.backbones.trained import choose_trained
 from dml.models.stored import Stored
 from dml.models.tokens import entering
-from dml.training import trainer
 from dml.training.complexity import counted
+from dml.training.trainer import synchronised_norms
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONF = sorted((Path(__file__).parents[2] / "conf" / "backbone").glob("*.yaml"))
@@ -228,7 +228,7 @@ def test_synchronised_batch_norm_keeps_the_activations_of_timms_layers() -> None
     net = build(next(path for path in CONF if path.stem == "efficientnet_lite0")).eval()
     images = torch.rand(1, 3, 64, 64)
     expected = net(images)
-    changed = trainer.convert_sync_batchnorm(net).eval()
+    changed = synchronised_norms(net).eval()
     assert any(isinstance(module, nn.SyncBatchNorm) for module in changed.modules())
     torch.testing.assert_close(changed(images), expected)
 

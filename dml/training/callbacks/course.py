@@ -11,7 +11,7 @@ from dml.distributed import from_all_ranks, on_any_rank
 from dml.errors import UserError
 from dml.process import Signals
 from dml.runs.folder import FORMAT
-from dml.runs.log import FolderLogger
+from dml.training.loggers import FolderLogger
 
 log = logging.getLogger("dml")
 

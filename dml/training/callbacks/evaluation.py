@@ -8,7 +8,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
 from dml.analysis.reranked import reranked
-from dml.evaluation.evaluator import Embedded, embed_rows
+from dml.evaluation.collecting import embed_rows
+from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metric import HEADLINE
 from dml.evaluation.metrics import evaluate
 from dml.evaluation.splits import EvaluatedPart
