@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 STEPS = 10  # first steps of a training, in which `Balance` measures gradients
-MOST = 100.0  # largest ratio: a side loss that is nearly satisfied, or learners that are alike, give nearly no gradient
+MOST = 100.0  # bounds ratios: a side loss that is nearly satisfied, or learners that are alike, give nearly no gradient
 
 
 def ratios(metric: Tensor, of_metric: Tensor, side: Tensor, of_side: Tensor, parts: int) -> Tensor:
@@ -26,7 +26,8 @@ def ratios(metric: Tensor, of_metric: Tensor, side: Tensor, of_side: Tensor, par
         parts: of L / parts learners each; the side loss is a sum of one term for each part.
 
     Returns:
-        At most 100; 1 for a part in which the side loss has no gradient, or if outputs need none.
+        r / (1 + r / 100) for a ratio r: less than 100, and within r % of r. 1 for a part in which the side loss has no
+        gradient, or if outputs need none.
     """
     if not of_metric.requires_grad:
         return metric.new_ones(parts)
@@ -38,8 +39,8 @@ class Balance(nn.Module):
     """Multiplies a side loss by a ratio of gradients on the learners' outputs: the metric loss's over the side loss's.
 
     The norms of the gradients are summed over the first 10 steps. The ratio is that of the sums so far, and stays fixed
-    afterwards, so that a loss that is satisfied later has a small gradient then. If the side loss had no gradient in
-    any of these steps, there is no ratio, and its weight stays as it is.
+    afterwards, so that a loss that is satisfied later has a small gradient then. It is bounded as in `ratios`. If one
+    of the losses had no gradient in any of these steps, there is no ratio, and the weight stays as it is.
     """
 
     metric: Tensor
@@ -65,8 +66,8 @@ class Balance(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The ratio; 1 if no gradient of the side loss was measured."""
-        return _ratio(self.metric, self.side)
+        """The ratio; 1 if no gradient of one of the losses was measured."""
+        return torch.where(self.metric > 0, _ratio(self.metric, self.side), 1.0)
 
     def figures(self, step: int) -> dict[str, float]:
         """Returns the figure to log after a step: the final weight, after the last measured step only."""
@@ -79,5 +80,5 @@ def _gradient(loss: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _ratio(metric: Tensor, side: Tensor) -> Tensor:
-    """Returns the ratio of two norms, at most `MOST`; 1 where the second is 0."""
+    """Returns r / (1 + r / MOST) for the ratio r of two norms; 1 where the second is 0."""
     return torch.where(side > 0, metric / (side + metric / MOST), 1.0)

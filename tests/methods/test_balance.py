@@ -137,6 +137,14 @@ def test_without_a_gradient_there_is_no_ratio() -> None:
     assert balance.figures(STEPS) == {"side/weight": 1.0}
 
 
+def test_a_metric_loss_that_selects_nothing_at_first_does_not_switch_the_side_loss_off() -> None:
+    balance = Balance()
+    outputs = torch.ones(2, 1, 2, requires_grad=True)
+    for step in range(STEPS):
+        assert balance(0 * outputs.sum(), outputs, outputs.sum(), outputs, step).item() == 4
+    assert balance.figures(STEPS) == {"side/weight": 1.0}
+
+
 def test_the_network_is_passed_once(method_of: MethodOf) -> None:
     method = method_of("method=abe", "method.M=2")
     passes = []

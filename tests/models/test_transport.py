@@ -88,8 +88,20 @@ def test_fewer_steps_are_not_enough() -> None:
     """The test above can fail: half of the mass where two locations are far apart."""
     cost = costs("one is cheap", 1, 2, batch=1)
     exact, _ = bisected(cost, 0.5, 1000.0)
-    apart = [2 * (transport_plan(cost, 0.5, 1000.0, iterations=k)[0] - exact).abs().max() for k in (6, NEWTON_STEPS)]
+    steps = (6, NEWTON_STEPS[cost.dtype])
+    apart = [2 * (transport_plan(cost, 0.5, 1000.0, iterations=k)[0] - exact).abs().max() for k in steps]
     assert apart[1] < 1e-6 < apart[0]
+
+
+def test_double_precision_is_reached() -> None:
+    """Also where a whole number of locations is to be taken, which are far from the others: the steps halve there."""
+    torch.manual_seed(0)
+    cost = torch.rand(400, 1, 24, dtype=torch.double)
+    for eps in (1.0, 100.0, 1000.0):
+        _, plan = transport_plan(cost, 1 / 3, eps)
+        assert (plan.sum((1, 2)) - 1 / 3).abs().max() < 1e-14
+        _, few = transport_plan(cost, 1 / 3, eps, iterations=NEWTON_STEPS[torch.float32])
+    assert (few.sum((1, 2)) - 1 / 3).abs().max() > 1e-10  # of the largest eps
 
 
 @pytest.mark.parametrize("solver", ["newton", "fixed_point"])
