@@ -9,7 +9,6 @@ figures/threshold.png with the ROC curve and the calibration.
 from pathlib import Path
 
 from dml.configuration.command_line import ending
-from dml.configuration.defaults import DRAWS
 from dml.launch.arguments import Arguments, embedding_options
 
 
@@ -18,8 +17,6 @@ def main() -> None:
     parser = Arguments(prog="python -m dml.threshold", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--fmr", type=float, required=True, help="false match rate, for example 1e-3")
-    parser.add_argument("--draws", type=int, default=DRAWS, help="draws of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: %(default)s)")
     embedding_options(parser, skip=False)
     options = parser.parse_args()
     from dml.inference.threshold import choose
@@ -30,8 +27,6 @@ def main() -> None:
         checkpoint=options.checkpoint,
         batch_size=options.batch_size,
         device=options.device,
-        draws=options.draws,
-        seed=options.seed,
     )
 
 

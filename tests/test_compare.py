@@ -71,9 +71,12 @@ def test_a_literal_loop() -> None:
 
 
 def test_no_difference() -> None:
+    """Of 60 classes all are alike: of others, up to a share of 0.06 may differ."""
     a = np.random.default_rng(0).random(len(CLASSES))
     found = over_classes(a, a, CLASSES, draws=200)
-    assert (found.estimate, found.low, found.high, found.p) == (0, 0, 0, 1)
+    other = 1 - 0.025 ** (1 / len(np.unique(CLASSES)))
+    assert (found.estimate, found.p) == (0, 1)
+    assert (found.low, found.high) == pytest.approx((-other, other))
 
 
 def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
@@ -301,7 +304,10 @@ def test_mistakes(tmp_path: Path) -> None:
     d = saved(tmp_path / "d", precision, gallery=np.array("0123456789abcdef"))
     with pytest.raises(UserError, match="among different galleries"):
         paired([a], [d])
-    assert paired([d], [d]).runs == (1, 1)
+    assert paired([d], [saved(tmp_path / "e", precision, gallery=np.array("0123456789abcdef"))]).runs == (1, 1)
+    (tmp_path / "linked").symlink_to(d)
+    with pytest.raises(UserError, match="d is on both sides: name a side that does not hold it"):
+        paired([a, d], [tmp_path / "linked"])
     with pytest.raises(UserError, match=r"there is no .*nowhere/queries\.npz"):
         paired([a], [tmp_path / "nowhere"])
     (a / "queries.npz").write_bytes(b"PK\x03")
@@ -312,15 +318,15 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--draws=4000000000 .* at most 10000000"):
         compare(b, b, tmp_path / "out", draws=4 * 10**9)
     with pytest.raises(UserError, match="nothing to compare"):
-        paired([c], [c])
+        paired([c], [saved(tmp_path / "f", precision, best_rank=np.zeros(len(CLASSES), int))])
     with pytest.raises(UserError, match="--seed=-1"):
         compare(b, b, tmp_path / "out", seed=-1)
     with pytest.raises(UserError, match="one class"):
         over_classes(precision, precision, np.zeros(len(CLASSES)))
 
 
-def test_a_run_against_itself(tmp_path: Path) -> None:
+def test_runs_that_score_alike(tmp_path: Path) -> None:
     """Draws that are all the same have a picture too."""
-    a = saved(tmp_path / "a", np.linspace(0, 1, len(CLASSES)))
-    found = compare(a, a, tmp_path / "out", draws=100)
+    a, b = (saved(tmp_path / name, np.linspace(0, 1, len(CLASSES))) for name in "ab")
+    found = compare(a, b, tmp_path / "out", draws=100)
     assert found["map@r"]["classes"].p == 1

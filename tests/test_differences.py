@@ -339,4 +339,6 @@ def test_a_bar_in_an_option_begins_no_column(make_run: MakeRun, tmp_path: Path) 
     for learners, note in enumerate(("a|b", "c"), 1):
         make_run(note, {"test/recall@1": 0.1}, f"method.M={learners}", f"+note={note}")
     write_summary([tmp_path], tmp_path / "out")
-    assert "| method.M=1 +note=a\\|b " in (tmp_path / "out" / "summary.md").read_text()
+    said = (tmp_path / "out" / "summary.md").read_text()
+    assert "| method.M=1 +note=a\\|b " in said
+    assert "a|b" not in said  # also in what differs, whose columns have these names

@@ -15,9 +15,10 @@ from dml.errors import UserError
 from dml.files import load_checkpoint
 from dml.models.backbones.trained import backbone_of
 from dml.process import SWEPT
+from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
-from dml.training.loggers import FolderLogger, shareable, wandb_logger
+from dml.training.loggers import FolderLogger, _as_text, shareable, wandb_logger
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -240,3 +241,16 @@ def test_a_service_that_does_not_answer_holds_nothing_up(
     (offline,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert (tmp_path / "run" / "wandb_id").read_text() in offline.name
     assert b"a" * 40 not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+
+def test_tables_of_tensorboard_keep_names_and_digits() -> None:
+    """Names of classes may look like numbers, or hold a bar."""
+    text = _as_text(Table(["class", "Recall@1"], [["007", 0.5], ["7", 0.41], ["1e5", "+0.0000"], ["a|b", 1.0]]))
+    cells = [line.strip("| ").split(" | ") for line in text.replace("\\|", "/").splitlines()]
+    assert [[cell.strip() for cell in row] for row in cells if "--" not in row[0]] == [
+        ["class", "Recall@1"],
+        ["007", "0.5000"],
+        ["7", "0.4100"],
+        ["1e5", "+0.0000"],
+        ["a/b", "1.0000"],
+    ]

@@ -67,7 +67,7 @@ def classes_of(run: Path, part: str) -> list[str]:
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_it_is_chosen_and_tested(run_of: Callable[..., Path], tmp_path: Path, call: Call, part: str) -> None:
     run = run_of(*(["protocol=random_class_split", "protocol.split=0"] if part == "validation" else []))
-    code, said = call("threshold", run, "--fmr", "0.05", "--draws", "200", "--device", "cpu")
+    code, said = call("threshold", run, "--fmr", "0.05", "--device", "cpu")
     assert code == 0, said
     content = json.loads((run / "threshold.json").read_text())
     assert content["chosen_on"] == part
@@ -105,7 +105,7 @@ def test_distractors_are_no_class(run_of: Callable[..., Path], tmp_path: Path, c
             split = "query" if role == "gallery" and c < 10 and not i else role
             lines.append(f"class{c}/{i}.png,{'nobody' if c >= 10 else c},{split}")
     (tmp_path / "all.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
-    code, said = call("threshold", run, "--fmr", "0.1", "--draws", "100", "--device", "cpu")
+    code, said = call("threshold", run, "--fmr", "0.1", "--device", "cpu")
     assert code == 0, said
     content = json.loads((run / "threshold.json").read_text())["test"]
     assert content["pairs_of_one_class"] == 6 * 3
@@ -121,7 +121,7 @@ def test_a_search_may_find_nothing(run_of: Callable[..., Path], tmp_path: Path, 
     options = ("search", run, photos, query, "-k", "5", "-o", tmp_path / "found", "--threshold")
     code, said = call(*options)
     assert (code, "choose one with python -m dml.threshold" in said) == (2, True)
-    assert call("threshold", run, "--fmr", "0.05", "--draws", "100")[0] == 0
+    assert call("threshold", run, "--fmr", "0.05")[0] == 0
     content = json.loads((run / "threshold.json").read_text())
     all_found = call(*options[:-1])[1]
     similarities = [
@@ -152,7 +152,6 @@ def test_mistakes(run_of: Callable[..., Path], tmp_path: Path, call: Call) -> No
         ("--fmr", "nan"): "--fmr=",
         ("--fmr", "often"): "--fmr: invalid float value",
         ("--fmr", "1e-4"): "--fmr 0.0001: the 135 pairs of two test classes resolve no FMR below 0.0075",
-        ("--fmr", "0.1", "--draws", "3"): "--draws=3",
         (): "required: --fmr",
     }.items():
         code, said = call("threshold", run, *options)

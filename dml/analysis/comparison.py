@@ -122,9 +122,11 @@ def paired(a: Sequence[Path], b: Sequence[Path]) -> Paired:
     in each.
 
     Raises:
-        UserError: the runs were not tested on the same queries and gallery, no query has a positive, or queries cannot
-            be read.
+        UserError: a run is on both sides, the runs were not tested on the same queries and gallery, no query has a
+            positive, or queries cannot be read.
     """
+    if both := {one.resolve() for one in a} & {one.resolve() for one in b}:
+        raise UserError(f"{min(both)} is on both sides: name a side that does not hold it.")
     sides = [{folder: read_queries(folder) for folder in side} for side in (a, b)]
     (where, first), *others = [one for side in sides for one in side.items()]
     for folder, other in others:

@@ -37,7 +37,7 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
     is a power of two, and equal points are in one cluster.
 
     Args:
-        embeddings: `[N,D]`, N >= clusters, within the range of float32.
+        embeddings: `[N,D]`, N >= clusters.
         clusters: number of clusters.
         seed: the same seed gives the same clusters.
 
@@ -49,15 +49,16 @@ def kmeans(embeddings: np.ndarray, clusters: int, *, seed: int) -> np.ndarray:
             points than clusters.
     """
     faiss = need_faiss()
-    with np.errstate(over="ignore"):
-        points = np.asarray(embeddings, dtype=np.float32)
+    points = np.asarray(embeddings)
+    points = points if points.dtype == np.float64 else points.astype(np.float32)
     if not np.isfinite(points).all():
-        raise UserError("K-means cannot cluster NaN, infinity or values beyond float32: look for a diverged training.")
+        raise UserError("K-means cannot cluster NaN or infinity: look for a diverged training.")
     if not 1 <= clusters <= len(points):
         raise UserError(f"K-means cannot make {clusters} clusters of {len(points)} points: each needs at least one.")
-    # Squares of large values would leave float32, and faiss would abort. Dividing by a power of two rounds nothing.
-    # Adding 0 turns -0 into 0.
-    points = np.ascontiguousarray(np.ldexp(points, -math.frexp(float(np.abs(points).max()))[1]) + np.float32(0))
+    # Squares of large or tiny values would leave float32, and faiss would abort. Dividing by a power of two rounds
+    # nothing. Adding 0 turns -0 into 0.
+    points = np.ldexp(points, -math.frexp(float(np.abs(points).max()))[1]).astype(np.float32)
+    points = np.ascontiguousarray(points + np.float32(0))
     _, first, place, count = np.unique(_sortable(points), return_index=True, return_inverse=True, return_counts=True)
     distinct = points[first]
     # By default faiss warns of fewer than 39 points a centroid, and uses 256 of them at most. Test sets have 2 to 82.

@@ -86,20 +86,55 @@ class Estimate:
     draws: np.ndarray
 
     def interval(self, seeds: Spread | None = None) -> tuple[float, float, float]:
-        """Returns the lower and upper end of the 95 % interval, and the two-sided p of a mean of 0.
+        """Returns the lower and upper end of the 95 % interval of a difference between -1 and 1, and the two-sided p of
+        a difference of 0.
 
         They are Student's, which holds for few classes too. The variances over classes and over seeds are added up;
-        the degrees of freedom of the sum are those of Welch (1947) and Satterthwaite (1946).
+        the degrees of freedom of the sum are those of Welch (1947) and Satterthwaite (1946). If all classes differ
+        alike, see `_all_alike`.
         """
         variance, freedom = self.error**2, float(self.freedom)
         if seeds is not None and seeds.variance > 0:
             of_classes, variance = variance, variance + seeds.variance
             freedom = variance**2 / (of_classes**2 / self.freedom + seeds.variance**2 / seeds.freedom)
         if variance == 0:
-            return self.value, self.value, float(self.value == 0)
+            # The largest share of classes whose difference is another, with which the mean could be 0.
+            other = abs(self.value) / (1 + abs(self.value))
+            return *_all_alike(self.value, self.freedom + 1, -1), min(1.0, 2 * (1 - other) ** (self.freedom + 1))
         error = float(np.sqrt(variance))
         half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
         return self.value - half, self.value + half, float(2 * t.sf(abs(self.value) / error, freedom))
+
+
+def interval_of_share(value: float, error: float, freedom: int) -> tuple[float, float]:
+    """Returns the lower and upper end of the 95 % interval of a mean of values between 0 and 1.
+
+    It is Wilson's (1927) with Student's quantile, for as many independent queries as have this standard error (the
+    effective sample size of Korn and Graubard, Survey Methodology 1998). Value plus and minus a multiple of the error
+    would be far too narrow near 0 and 1: of 12 classes with a Recall@1 of 0.95 such intervals hold 71 to 86 % of the
+    time, these 97. If all classes score alike, see `_all_alike`.
+
+    Args:
+        value: the mean.
+        error: its standard error.
+        freedom: number of classes less 1.
+    """
+    if error == 0 or not 0 < value < 1:
+        return _all_alike(value, freedom + 1, 0)
+    square = float(t.ppf((1 + LEVEL) / 2, freedom)) ** 2 * error**2 / (value * (1 - value))  # t^2 / n
+    middle = (value + square / 2) / (1 + square)
+    half = (square * value * (1 - value) + square**2 / 4) ** 0.5 / (1 + square)
+    return middle - half, middle + half
+
+
+def _all_alike(value: float, classes: int, least: float) -> tuple[float, float]:
+    """Returns the ends for a mean of values between `least` and 1 that is the same in all classes that were drawn.
+
+    Nothing tells how much classes vary. But if a share of more than 1 - 0.025^(1/C) of all classes had another value,
+    C draws would meet one of them 97.5 % of the time. With such a share at either bound the mean would be at the ends.
+    """
+    same = ((1 - LEVEL) / 2) ** (1 / classes)
+    return same * value + (1 - same) * least, same * value + (1 - same)
 
 
 def over_classes(values: np.ndarray, classes: np.ndarray, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -170,8 +205,9 @@ def intervals(ranking: Ranking, classes: np.ndarray, draws: int = DRAWS) -> dict
         return {}
     result: dict[str, float] = {}
     for name, values in of_comparisons(ranking).items():
-        low, high, _ = over_classes(values[valid], classes[valid], draws).interval()
-        result |= dict(zip((name + end for end in ENDS), (max(low, 0.0), min(high, 1.0)), strict=True))
+        found = over_classes(values[valid], classes[valid], draws)
+        ends = interval_of_share(found.value, found.error, found.freedom)
+        result |= dict(zip((name + end for end in ENDS), ends, strict=True))
     return result
 
 

@@ -109,7 +109,8 @@ def cluster(embeddings: ArrayLike | Tensor, labels: ArrayLike | Tensor, *, seed:
     points = as_embeddings(embeddings, "embeddings")
     classes = as_labels(labels, points, "labels").cpu().numpy()
     seed = as_number(seed, "seed", 0)
-    return clustering_scores(kmeans(points.float().cpu().numpy(), len(np.unique(classes)), seed=seed), classes)
+    points = points if points.dtype == torch.float64 else points.float()
+    return clustering_scores(kmeans(points.cpu().numpy(), len(np.unique(classes)), seed=seed), classes)
 
 
 @full_precision()

@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dml.configuration.defaults import DRAWS, EMBEDDED_AT_ONCE
-from dml.configuration.ranges import Seed, Size, check_value
+from dml.configuration.defaults import EMBEDDED_AT_ONCE
+from dml.configuration.ranges import Size, check_value
 from dml.errors import UserError
 from dml.evaluation.calibration import Calibration
 from dml.evaluation.pairs import Operating, Pairs
@@ -30,7 +30,6 @@ FILE, PICTURE = "threshold.json", "threshold"
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
-Draws = Annotated[int, Field(ge=100, le=1_000_000)]  # of the bootstrap
 
 SHOWN = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # FMRs of the table; those that the pairs cannot resolve are left out
 
@@ -42,8 +41,6 @@ def choose(
     checkpoint: str = "last",
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Runs the command: chooses a threshold, tests it, prints a table, and writes `threshold.json` and
     `figures/threshold.png` into the run's folder.
@@ -53,7 +50,6 @@ def choose(
 
     Args:
         fmr: false match rate at which the threshold is chosen.
-        draws, seed: of the bootstrap over test classes.
         run, checkpoint, device: see `dml.inference.embedding.Trained.of`.
         batch_size: images that are embedded at a time.
 
@@ -65,8 +61,6 @@ def choose(
             not there any more, images cannot be read, or the run's folder cannot be written.
     """
     check_value("--fmr", fmr, Rate)
-    check_value("--draws", draws, Draws)
-    check_value("--seed", seed, Seed)
     check_value("--batch-size", batch_size, Size)
     trained = Trained.of(run, checkpoint, device)
     if not os.access(run, os.W_OK | os.X_OK):
@@ -98,7 +92,7 @@ def choose(
         "test": {
             "fmr": matches.fmr,
             "fnmr": matches.fnmr,
-            "intervals": matches.intervals(draws, seed),
+            "intervals": matches.intervals(),
             "pairs_of_one_class": test.same,
             "pairs_of_two_classes": test.different,
             "classes": matches.classes,

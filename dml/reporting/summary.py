@@ -181,7 +181,7 @@ def _latex(table: Sequence[Group], shown: Mapping[str, str]) -> str:
 
 def _tabulated(rows: Sequence[Mapping[str, str]], form: str) -> str:
     if form == "github":  # a bar would begin another column
-        rows = [{name: cell.replace("|", "\\|") for name, cell in row.items()} for row in rows]
+        rows = [{name.replace("|", "\\|"): cell.replace("|", "\\|") for name, cell in row.items()} for row in rows]
     return str(tabulate(rows, headers="keys", tablefmt=form, disable_numparse=True))
 
 

@@ -224,9 +224,18 @@ def log_tables(loggers: list[Logger], tables: Mapping[str, Table], step: int) ->
                 rows = [list(row) for row in table.rows]
                 logger.log_table(f"report_{name}", columns=list(table.columns), data=rows)
             elif isinstance(logger, TensorBoardLogger):
-                text = tabulate(table.rows[:MOST_LINES], headers=list(table.columns), tablefmt="github")
+                text = _as_text(table)
                 # Names of classes may be no text, which TensorBoard refuses.
                 logger.experiment.add_text(f"report/{name}", text.encode("utf-8", "backslashreplace").decode(), step)
+
+
+def _as_text(table: Table) -> str:
+    """Writes the first lines of a table as Markdown."""
+    rows = [
+        [(f"{cell:.4f}" if isinstance(cell, float) else str(cell)).replace("|", "\\|") for cell in row]
+        for row in (table.columns, *table.rows[:MOST_LINES])
+    ]
+    return tabulate(rows[1:], headers=rows[0], tablefmt="github", disable_numparse=True)
 
 
 @rank_zero_only

@@ -21,6 +21,7 @@ from dml.process import keep_freed_memory, started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
 from dml.runs.log import logged
+from dml.runs.scores import QUERIES
 from dml.training.build import Parts, build
 from dml.training.callbacks.gradient import check_batches
 from dml.training.callbacks.order import callbacks_of
@@ -146,5 +147,6 @@ def _close(folder: RunFolder) -> dict[str, float]:
     print_table(metrics)
     report = folder.path / "report.html"
     print(f"Report: {report}" if report.exists() else f"Run: {folder.path}")
-    print(f"Compare it: python -m dml.compare ANOTHER_RUN {shlex.quote(str(folder.path))}")
+    if (folder.path / QUERIES).exists():
+        print(f"Compare it: python -m dml.compare ANOTHER_RUN {shlex.quote(str(folder.path))}")
     return metrics

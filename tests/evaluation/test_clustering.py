@@ -101,12 +101,14 @@ def test_the_size_of_embeddings_changes_nothing(factor):
     expected = evaluate(embeddings, labels)
     found = evaluate(embeddings * np.float32(2.0 ** round(np.log2(factor))), labels)
     assert found == expected
-    assert evaluate(embeddings.astype(np.float64) * factor, labels)["nmi"] == pytest.approx(expected["nmi"], abs=0.05)
+    for size in (factor, min(factor, 1) ** 5):  # far below float32; larger ones are refused
+        found = evaluate(embeddings.astype(np.float64) * 2.0 ** round(np.log2(size)), labels)
+        assert found == expected
 
 
 def test_what_faiss_would_abort_of_is_refused():
-    for broken in (np.nan, np.inf, 1e39):
-        with pytest.raises(UserError, match="NaN, infinity or values beyond float32"):
+    for broken in (np.nan, np.inf):
+        with pytest.raises(UserError, match="NaN or infinity"):
             kmeans(np.array([[0.0, broken], [1.0, 1.0]]), 2, seed=0)
     with pytest.raises(UserError, match="3 clusters of 2 points"):
         kmeans(np.eye(2), 3, seed=0)

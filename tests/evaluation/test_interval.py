@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import t, ttest_1samp, ttest_ind
+from scipy.stats import binomtest, norm, t, ttest_1samp, ttest_ind
 
 from dml.evaluation.interval import (
     Estimate,
     Spread,
+    interval_of_share,
     intervals,
     over_classes,
     over_sums,
@@ -106,17 +107,64 @@ def test_ends_are_around_the_figures_of_counted_queries() -> None:
     assert list(found) == ["recall@1/low", "recall@1/high", "map@r/low", "map@r/high"]
     assert found["recall@1/low"] < (ranking.best_rank[:60] == 1).mean() < found["recall@1/high"]
     assert found["map@r/low"] < ranking.values["map@r"][:60].mean() < found["map@r/high"]
-    *ends, _ = over_classes(ranking.values["map@r"][:60], labels[:60].numpy(), draws=500).interval()
-    assert [found["map@r/low"], found["map@r/high"]] == pytest.approx(ends, abs=1e-12)
+    ends = ends_of(over_classes(ranking.values["map@r"][:60], labels[:60].numpy(), draws=500))
+    assert (found["map@r/low"], found["map@r/high"]) == pytest.approx(ends, abs=1e-12)
     without = Ranking(ranking.best_rank[:60], {"map@r": ranking.values["map@r"][:60]}, ranking.positives[:60])
     assert intervals(without, labels[:60].numpy(), draws=500) == found
+
+
+def ends_of(found: Estimate) -> tuple[float, float]:
+    return interval_of_share(found.value, found.error, found.freedom)
+
+
+def test_of_single_queries_they_are_wilsons() -> None:
+    """Of 40 classes of one query; scipy's has the quantile of a normal distribution."""
+    hits = np.repeat([1.0, 0.0], [34, 6])
+    found = over_classes(hits, np.arange(40), draws=400_000)
+    known = binomtest(34, 40).proportion_ci(0.95, "wilson")
+    middle, error = 34 / 40, (34 * 6 / 40**3 * (norm.ppf(0.975) / t.ppf(0.975, 39)) ** 2) ** 0.5
+    assert interval_of_share(middle, error, 39) == pytest.approx(tuple(known))
+    assert ends_of(found) == pytest.approx(tuple(known), abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("classes", [6, 12, 98])
+@pytest.mark.parametrize("truth", [0.5, 0.95, 0.99])
+def test_coverage_near_the_ends(classes: int, truth: float) -> None:
+    """Near 95 %, or above it, where Student's interval holds in 30 to 90 % of the trials."""
+    random = np.random.default_rng(0)
+    hits, plain = 0, 0
+    for trial in range(1000):
+        sums = random.binomial(20, random.beta(20 * truth, 20 * (1 - truth), classes)).astype(float)
+        found = over_sums(sums, np.full(classes, 20), draws=100, seed=trial)
+        low, high = ends_of(found)
+        assert 0 <= low < high <= 1
+        hits += low <= truth <= high
+        plain += abs(found.value - truth) <= t.ppf(0.975, classes - 1) * found.error
+    assert hits >= 920
+    assert plain < 960
+    if classes < 98 and truth > 0.9:
+        assert plain + 20 < hits
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
+def test_classes_that_are_all_alike(value: float) -> None:
+    """With the largest share of other classes that 5 draws miss 2.5 % of the time, at the lowest and highest value."""
+    found = over_sums(np.full(5, 4 * value), np.full(5, 4))
+    other = 1 - 0.025 ** (1 / 5)
+    assert (1 - other) ** 5 == pytest.approx(0.025)
+    assert ends_of(found) == pytest.approx(((1 - other) * value, (1 - other) * value + other))
+    low, high, p = found.interval()
+    assert (low, high) == pytest.approx(((1 - other) * value - other, (1 - other) * value + other))
+    assert p == pytest.approx(min(1, 2 / (1 + value) ** 5))  # two-sided; of a sign test for a difference of 1
 
 
 def test_ends_are_fractions() -> None:
     """Of two classes, Student's interval is wide."""
     ranking = Ranking(np.array([1, 1, 1, 3]), {"map@r": np.array([1.0, 1.0, 1.0, 0.2])}, np.ones(4))
     found = intervals(ranking, np.array([0, 0, 1, 1]))
-    assert (found["recall@1/low"], found["recall@1/high"]) == (0.0, 1.0)
+    assert 0 < found["recall@1/low"] < 0.05
+    assert 0.95 < found["recall@1/high"] < 1
 
 
 def test_one_class_has_none() -> None:

@@ -1,5 +1,6 @@
 """Thresholds over all pairs, against all pairs held and sorted."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 from dml.errors import UserError
 from dml.evaluation import pairs as module
 from dml.evaluation.calibration import Calibration
-from dml.evaluation.pairs import Pairs
+from dml.evaluation.interval import interval_of_share, over_sums
+from dml.evaluation.pairs import Matches, Pairs
 
 FMRS = [0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-6]
 
@@ -93,24 +95,57 @@ def test_matches_by_class(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(matches.different, np.outer(images, images) - np.diag(images**2))
 
 
+def errors(classes: int, hubs: float, random: np.random.Generator) -> Matches:
+    """Of 36 images a class, an FMR of 0.02 and an FNMR of 0.25; with `hubs` 1, some classes are confused with many."""
+    own = random.gamma(4, 1 / 4, classes) ** hubs
+    rate = np.minimum(0.02 * random.gamma(0.5, 2, (classes, classes)) * np.outer(own, own), 1)
+    false = np.triu(random.binomial(36, rate), 1).astype(float)
+    missed = random.binomial(15, random.beta(1, 3, classes)).astype(float)
+    return Matches(missed, np.full(classes, 15.0), false + false.T, 36.0 * (1 - np.eye(classes)), classes)
+
+
+def test_intervals_are_those_of_a_literal_loop() -> None:
+    """Over all two pairs of classes that share a class."""
+    matches = errors(10, 1.0, np.random.default_rng(3))
+    pairs = list(itertools.combinations(range(10), 2))
+    error = {pair: matches.false[pair] - matches.fmr * matches.different[pair] for pair in pairs}
+    variance = sum(error[a] * error[b] for a in pairs for b in pairs if set(a) & set(b)) / (36 * len(pairs)) ** 2
+    assert variance > sum(one**2 for one in error.values()) / (36 * len(pairs)) ** 2
+    found = matches.intervals()
+    assert found["fmr"] == pytest.approx(interval_of_share(matches.fmr, (variance * 10 / 9) ** 0.5, 9))
+    missed = over_sums(matches.missed, matches.same, draws=100_000)
+    assert found["fnmr"] == pytest.approx(interval_of_share(missed.value, missed.error, 9), rel=0.02)
+
+
+def test_groups_of_classes_take_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 classes in 20 groups: pairs of two classes of one group count too."""
+    points, labels = clustered(900, 60, 8)
+    apart = Pairs(points, labels).at(0.5)
+    monkeypatch.setattr(module, "GROUPS", 20)
+    grouped = Pairs(points, labels).at(0.5)
+    assert (grouped.fmr, grouped.fnmr) == pytest.approx((apart.fmr, apart.fnmr))
+    for name, ends in apart.intervals().items():
+        assert grouped.intervals()[name] == pytest.approx(ends, rel=0.3)
+
+
 @pytest.mark.slow
-def test_intervals_are_those_of_literal_draws() -> None:
-    """Images of the drawn classes copied and all pairs counted anew."""
-    points, labels = coarse(120, 10, 6)
-    matches = Pairs(points, labels).at(2.0)
-    similar = points @ points.T >= 2.0
-    random, fmrs, fnmrs = np.random.default_rng(5), [], []
-    for _ in range(1500):
-        drawn = [np.flatnonzero(labels == c) for c in random.integers(0, 10, 10)]
-        rows, copy = np.concatenate(drawn), np.repeat(np.arange(10), [len(one) for one in drawn])
-        one, two = np.triu_indices(len(rows), 1)
-        match, same = similar[rows[one], rows[two]], labels[rows[one]] == labels[rows[two]]
-        fmrs.append(match[~same].mean())
-        fnmrs.append(1 - match[copy[one] == copy[two]].mean())
-    found = matches.intervals(4000, seed=0)
-    assert found["fmr"] == pytest.approx(tuple(np.quantile(fmrs, [0.025, 0.975])), rel=0.08)
-    assert found["fnmr"] == pytest.approx(tuple(np.quantile(fnmrs, [0.025, 0.975])), rel=0.08)
-    assert found == matches.intervals(4000, seed=0)
+@pytest.mark.parametrize("hubs", [0.0, 1.0])
+@pytest.mark.parametrize("classes", [8, 40])
+def test_coverage_of_intervals(hubs: float, classes: int) -> None:
+    """Whether pairs of classes err one by one, or some classes with all others."""
+    random, hits = np.random.default_rng(0), np.zeros(2)
+    for _ in range(1000):
+        ends = errors(classes, hubs, random).intervals().values()
+        hits += [low <= truth <= high for (low, high), truth in zip(ends, (0.02, 0.25), strict=True)]
+    assert (hits >= 900).all()
+    assert (hits < 990).all()
+
+
+def test_no_false_match_has_an_interval() -> None:
+    """If more than a share of 0.08 of the classes matched others, 45 classes would hold one of them."""
+    points, labels = clustered(450, 45, 64)
+    found = Pairs(points, labels).at(10.0).intervals()
+    assert found["fmr"] == (0, pytest.approx(1 - 0.025 ** (1 / 45)))
 
 
 def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
@@ -204,7 +239,7 @@ pairs = Pairs(points, labels)
 point = pairs.operating([1e-3])[0]
 matches = pairs.at(point.threshold)
 assert max(abs(matches.fmr - point.fmr), abs(matches.fnmr - point.fnmr)) < 1e-12
-matches.intervals(1000)
+matches.intervals()
 print(resident("VmHWM"))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
