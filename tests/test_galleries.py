@@ -179,7 +179,7 @@ def test_another_line_begins_anew(run: Path, tmp_path: Path) -> None:
     files = photographs(tmp_path / "photos", classes=1)
     files[3].write_text("no image")
     for _ in range(2):  # what was embedded before stays
-        with pytest.raises(UserError, match=r"3\.png cannot be read .*: repair them and repeat the command"):
+        with pytest.raises(UserError, match=r"3\.png cannot be read .*: repair what cannot be read"):
             write_gallery(run, [tmp_path / "photos"], out, batch_size=1, device="cpu")
     assert np.load(Draft.places(out)[1]).tolist() == [1, 1, 1, 0]
     write_gallery(run, files[:2], out, batch_size=1, device="cpu")

@@ -1,4 +1,7 @@
-"""A run that ended goes on with more steps, to what the longer run alone comes to, to the last bit."""
+"""A run that ended goes on with more steps, to what the longer run alone comes to, to the last bit.
+
+Only its best checkpoint may be another: that of the shorter run's end, if this was evaluated out of turn.
+"""
 
 import json
 from collections.abc import Callable

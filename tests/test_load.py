@@ -42,7 +42,7 @@ def test_a_run_and_what_was_exported_of_it(run: Path, tmp_path: Path) -> None:
 def test_a_single_image_is_no_list(run: Path, tmp_path: Path) -> None:
     file, *_ = photographs(tmp_path / "photos", classes=1)
     embedder = dml.load(run, device="cpu")
-    for images in (file, str(file), Image.new("RGB", (8, 8)), (one for one in [file]), []):
+    for images in (file, str(file), Image.new("RGB", (8, 8)), (one for one in [file]), [], {file}, {"a": file}):
         with pytest.raises(UserError, match="put a single image into a list"):
             embedder.embed(images)  # type: ignore[arg-type]
     for array in (np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8)):

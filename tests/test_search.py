@@ -67,6 +67,14 @@ def test_search(run: Path, tmp_path: Path, call: Call) -> None:
     assert (again / "index.faiss").read_bytes() == (out / "index.faiss").read_bytes()
 
 
+def test_a_gallery_takes_no_search(run: Path, tmp_path: Path, call: Call) -> None:
+    """It would never be read again as a folder of images."""
+    files = photographs(tmp_path / "photos", classes=1)
+    code, said = call("search", run, tmp_path / "photos", files[0], "-k", "1", "-o", tmp_path / "photos")
+    assert (code, "photos is the gallery itself" in said) == (2, True)
+    assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["class0"]
+
+
 def test_an_image_finds_itself(run: Path, tmp_path: Path, call: Call) -> None:
     """The names are no markup, and no tags."""
     files = photographs(tmp_path / "photos", classes=1)
@@ -202,8 +210,11 @@ def test_a_search_in_a_gallery_file_leaves_another_search(run: Path, tmp_path: P
     code, said = call("search", run, tmp_path / "photos", files[0], *ending)
     assert code == 0
     assert call("embed", run, *files[:8], "-o", gallery, "--device", "cpu")[0] == 0
-    assert call("search", run, gallery, files[0], *ending)[0] == 0
-    assert rows(call("search", run, found, files[0], *ending)[1]) == rows(said)
+    code, told = call("search", run, gallery, files[0], *ending)
+    assert (code, f"{found} keeps the index of another gallery" in told) == (0, True)
+    code, again = call("search", run, found, files[0], *ending)
+    assert rows(again) == rows(said)
+    assert f"Gallery: the 16 images of the earlier search in {found}\n" in again
     (found / "index.faiss").unlink()  # the vectors make a search too
     assert rows(call("search", run, found, files[0], *ending)[1]) == rows(said)
     assert (found / "index.faiss").is_file()

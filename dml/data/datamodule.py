@@ -147,7 +147,12 @@ class DataModule(LightningDataModule):
         """Returns an endless loader of batches of `sampler.batch_size` / ranks, from the trainer's global step on.
 
         Its length is the number of steps of the whole run, as Lightning counts it.
+
+        Raises:
+            UserError: the trainer has no `max_steps`.
         """
+        if self.trainer and self.trainer.max_steps < 0:
+            raise UserError("Batches are drawn without end: give the trainer max_steps, not epochs alone.")
         self.sampler.rank, self.sampler.world_size = self._ranks()
         repeats = getattr(self.trainer, "overfit_batches", 0)  # repeats the first batches, after a resume too
         held, stored = self._on_the_device()[0], self._stored[0]

@@ -239,7 +239,7 @@ def export(
     network, size = Embedding(trained.method), int(trained.config.image_size)
     content: dict[str, Any] = {
         "method": type(trained.method).__name__,
-        "checkpoint": str(trained.checkpoint),
+        "checkpoint": trained.checkpoint.name,
         "step": trained.step,
         "started_from": _started_from(run),
         "input": {

@@ -1,6 +1,6 @@
 """A trained embedding as an object of Python's: `dml.load(place)`."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class Embedder:
             UserError: there are no images, or one cannot be read.
         """
         check_value("batch_size", batch_size, Size)
-        if isinstance(images, str | Path | Image.Image) or not isinstance(images, Sized) or not len(images):
+        listed = isinstance(images, Sized) and hasattr(images, "__getitem__") and not isinstance(images, Mapping)
+        if isinstance(images, str | Path | Image.Image) or not listed or not len(images):
             raise UserError("embed takes a list of images, with at least one: put a single image into a list.")
         if wrong := [type(one).__name__ for one in images if not isinstance(one, str | Path | Image.Image)]:
             raise UserError(

@@ -126,6 +126,11 @@ def search(
     images = image_files([place]) if place.is_dir() and not indexed else []
     if images:
         check_count(index, len(images))
+    if images and out is not None and out.resolve() == place.resolve():
+        raise UserError(
+            f"{shown_path(out)} is the gallery itself, which would count as the folder of a search from then on, and "
+            "take no new image: name another folder with -o."
+        )
     if images and not skip:
         _check_k(k, len(images))
     if not place.exists():
@@ -148,6 +153,7 @@ def search(
         gallery = _indexed(folder, found.vectors(trained.digest()), None, index, k, min_recall)
     elif indexed:
         gallery = _stored(place, folder, trained, index, k, min_recall)
+        print(f"Gallery: the {len(gallery.paths):,} images of the earlier search in {place}")
     else:
         vectors = _vectors(place, trained)
         gallery = _indexed(folder, vectors, place, index, k, min_recall)
@@ -215,6 +221,8 @@ def _indexed(
         if source is not None and is_index_of(folder, source):
             for old in (INDEX, ABOUT):
                 (folder / old).unlink(missing_ok=True)
+        if holds_search(folder):
+            print(f"{folder} keeps the index of another gallery, in which a search of {folder} would look.")
         return Gallery(exact(vectors.embeddings), vectors.paths)
     index = index_of(vectors.embeddings)
     _write_exact(folder, index, new)
@@ -265,7 +273,7 @@ def _stored(place: Path, folder: Path, trained: Trained, kind: str | None, k: in
     if kind not in (None, about["kind"]):
         return _indexed(folder, vectors, source, kind, k, min_recall)
     found = read_index(place, about, vectors)
-    if (k, min_recall) != (about["k"], about["min_recall"]):
+    if (min(k, len(vectors.paths) - 1), min_recall) != (about["k"], about["min_recall"]):
         _check_k(k, len(vectors.paths))
         measured = tune(found, k, min_recall)
         print(f"{found.kind}: {_said(measured)}")

@@ -108,7 +108,7 @@ def _write(
         unreadable = _together(lambda: _embed(trained, files, draft, batch_size, skip))
         found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
         if found and (not skip or len(found) == len(files)):
-            remedy = "name others" if skip else "repair them and repeat the command, or leave them out with --skip"
+            remedy = "name others" if skip else "repair what cannot be read, or leave it out with --skip"
             raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")
 
         def finish() -> None:

@@ -53,7 +53,7 @@ def sweep_of(project: str, entity: str | None, overrides: Sequence[str]) -> dict
 
     Lists and ranges become the values of a grid. An interval becomes a range of numbers, on a logarithmic scale with
     `tag(log, ...)`. It makes the search a Bayesian one, with as many runs as `hydra.sweeper.n_trials` says. The search
-    maximises the criterion on validation classes if the protocol has some, else Recall@1 of the test.
+    maximises the protocol's criterion: on validation classes if the protocol has some, else on the test classes.
 
     Args:
         project, entity, overrides: see `write_sweep`.

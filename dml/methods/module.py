@@ -21,8 +21,8 @@ from dml.methods.output import Batch
 class TrainedModule(Optimized):
     """The Lightning steps below `Method`, which defines what is embedded and minimised.
 
-    `trainer.fit`, `trainer.validate(method, data)` and `trainer.predict(method, data)` work from Python, with a
-    `DataModule`; runs of `python -m dml.run` are evaluated by callbacks.
+    `trainer.fit` (with `max_steps`), `trainer.validate(method, data)` and `trainer.predict(method, data)` work from
+    Python, with a `DataModule`; runs of `python -m dml.run` are evaluated by callbacks.
 
     A step reads nothing back from the device, so the device never has to wait. Whether its terms are finite is known
     only when `finite` is checked, as callbacks do before they log, evaluate or save.

@@ -102,7 +102,7 @@ def print_table(metrics: Mapping[str, float]) -> None:
     console.print(f"\n{tested_on(metrics)}; metrics of one run, as fractions of 1", highlight=False)
     print_columns([[one.title] for one in of], cells_of)
     if with_interval:
-        print("interval: by a bootstrap over test classes, without the change by another seed")
+        print("interval: Wilson's over test classes, without the change by another seed")
     print(CAPTIONS[monitor(metrics)])
     if said := below(metrics):
         console.print(said, highlight=False)

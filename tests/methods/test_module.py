@@ -51,6 +51,15 @@ def test_validate_and_predict_from_python(configure: Callable[..., DictConfig], 
     assert len(embeddings) == len(parts.data.eval_rows)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You are using a custom batch sampler")
+def test_a_trainer_without_a_number_of_steps_is_told(configure: Callable[..., DictConfig]) -> None:
+    """Lightning's own default is epochs, and batches are drawn without end."""
+    parts, _ = prepare_run(configure(*TINY), RunFolder(Path("unused")))
+    options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    with pytest.raises(UserError, match="give the trainer max_steps, not epochs alone"):
+        pl.Trainer(max_epochs=1, **options).fit(parts.method, datamodule=parts.data)
+
+
 class NormLoss(nn.Module):
     """Wants the norms of the outputs, which images they are, and what a method computed; gives two terms."""
 
