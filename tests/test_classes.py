@@ -102,7 +102,7 @@ def test_a_row_is_compared_with_one_that_was_trained_elsewhere(two: Experiment, 
 
 
 def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Train, tmp_path: Path) -> None:
-    """Of those of their part, and of experiments that are named."""
+    """Of those of their part, and of the same part of experiments that are named."""
     folder = tmp_path / "experiments" / "us"
     path, other = folder / "table1.yaml", folder / "table2.yaml"
     other.write_text(path.read_text())
@@ -123,6 +123,12 @@ def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Tr
     lone = over_sums_of(found, alone["map@r"])
     spread = Spread(2 * sum(np.var(one, ddof=1) for one in totals.values()) / 2, 2)
     assert (found.low, found.high) == pytest.approx(lone.interval(spread)[:2], abs=1e-9)
+    for file in other.parent.glob("table2.*"):
+        file.write_text(
+            file.read_text().replace("glyphs: {", "wider: {").replace('"part": "glyphs"', '"part": "wider"')
+        )
+    assert len(kept(read_experiment("us/table2"))) == 4
+    assert [one.seeds for one in compare_rows(read_experiment("us/table1"))] == [0, 0]
     path.write_text(path.read_text().replace("us/table2", "us/table3"))
     with pytest.raises(UserError, match="spread_of names 'us/table3', which is no experiment"):
         read_experiment("us/table1")

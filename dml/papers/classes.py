@@ -140,20 +140,15 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
     """Compares the rows with the row `compared_with`, in each part and setting in which trainings of both are kept.
 
     Trainings of the seeds that both have count, or all if they have none in common. The interval is over classes and
-    seeds. How much seeds change is pooled over all rows of a part and setting, and of the experiments in
-    `spread_of`. Of trainings that are several runs each, as those of MLRC, it is the spread of the differences between
-    their runs, fold by fold. It is not in the interval if nothing tells it.
+    seeds. How much seeds change is pooled over all rows of a part and setting, also those of the experiments in
+    `spread_of` whose parts have the same name. Of trainings that are several runs each, as those of MLRC, it is the
+    spread of the differences between their runs, fold by fold. It is not in the interval if nothing tells it.
 
     Raises:
         UserError: two rows were not tested on the same images, or there is no experiment of a name in `spread_of`.
     """
     sides = _sides(experiment)
-    elsewhere = [
-        side
-        for name in experiment.spread_of
-        for (_, _, changes), side in _sides(read_experiment(name)).items()
-        if not changes
-    ]
+    elsewhere = [item for name in experiment.spread_of for item in _sides(read_experiment(name)).items()]
     found = []
     for (row, part, changes), mine in sides.items():
         base = sides.get((experiment.compared_with, part, changes))
@@ -168,8 +163,7 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
                 "so their difference says nothing: train both again."
             )
         runs = [sum(one.runs for one in side) for side in (mine, base)]
-        alike = [side for (_, *place), side in sides.items() if place == [part, changes]]
-        alike += [] if changes else elsewhere
+        alike = [side for (_, *place), side in (*sides.items(), *elsewhere) if place == [part, changes]]
         for metric in base[0].sums:
             if all(metric in one.sums for one in (*base, *mine)):
                 spread = spread_over_seeds(_figures(side, metric) for side in alike)

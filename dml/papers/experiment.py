@@ -166,7 +166,8 @@ class Experiment:
         parts, rows: by name; each row's parts are named.
         figure: what is drawn; None for a table.
         compared_with: the row that all others are compared with; empty: none.
-        spread_of: names of experiments with the same setting, whose rows tell, with its own, how much seeds change.
+        spread_of: names of experiments whose parts of the same name have the same setting: their rows tell, with its
+            own, how much seeds change.
         tuning: None: rows are trained as they stand.
         measured, compared, tuned: what was recorded for rows that have the same options now.
     """
