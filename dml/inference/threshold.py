@@ -30,7 +30,6 @@ FILE, PICTURE = "threshold.json", "threshold"
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 
-
 SHOWN = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # FMRs of the table; those that the pairs cannot resolve are left out
 
 
