@@ -122,17 +122,17 @@ def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
 
 
-SEARCH = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "protocol=tuning"]
+OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "protocol=tuning"]
 RATES = "lr=tag(log,interval(1e-4,1e-2))"
 
 
 @pytest.mark.slow
 def test_a_search_that_is_started_again_finds_its_trials(tmp_path: Path) -> None:
     """And a larger one continues it."""
-    shorter = sweep(tmp_path, *SEARCH, RATES, "hydra.sweeper.n_trials=1")
+    shorter = sweep(tmp_path, *OPTUNA, RATES, "hydra.sweeper.n_trials=1")
     assert shorter.returncode == 0, shorter.stderr
     (first,) = tmp_path.glob("lr=*/metrics.json")
-    longer = sweep(tmp_path, *SEARCH, RATES, "hydra.sweeper.n_trials=2")
+    longer = sweep(tmp_path, *OPTUNA, RATES, "hydra.sweeper.n_trials=2")
     assert longer.returncode == 0, longer.stderr
     assert longer.stdout.count(f"{first.parent} already holds this run") == 1
     assert len(list(tmp_path.glob("lr=*/metrics.json"))) == 2
@@ -151,10 +151,10 @@ def test_a_search_draws_by_the_seed_of_its_runs(sampler: str) -> None:
 @pytest.mark.exhaustive
 def test_searches_of_two_seeds_differ_and_a_grid_finds_its_trials(tmp_path: Path) -> None:
     for seed in (0, 1):
-        done = sweep(tmp_path / "range", *SEARCH, RATES, "hydra.sweeper.n_trials=1", f"seed={seed}")
+        done = sweep(tmp_path / "range", *OPTUNA, RATES, "hydra.sweeper.n_trials=1", f"seed={seed}")
         assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "range").glob("lr=*/metrics.json"))) == 2
-    grid = [*SEARCH, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=1", "lr=1e-4,2e-4,3e-4,4e-4,5e-4"]
+    grid = [*OPTUNA, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=1", "lr=1e-4,2e-4,3e-4,4e-4,5e-4"]
     for _ in range(2):
         again = sweep(tmp_path / "grid", *grid)
     assert again.stdout.count("already holds this run") == 1
