@@ -5,6 +5,7 @@ Trainings are kept in --out. They can be resumed, and tables that need the same 
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from dml.configuration.command_line import ending
@@ -71,17 +72,17 @@ def arguments() -> Arguments:
 @ending()
 def main() -> None:
     options = vars(arguments().parse_args())
-    from dml.papers import actions
+    command = options.pop("command")
+    action: dict[str, Callable[..., None]]
+    if command in ("list", "report", "table"):  # these do without Lightning, which takes seconds to import
+        from dml.papers import shown
 
-    action = {
-        "list": actions.show,
-        "run": actions.run,
-        "smoke": actions.smoke,
-        "record": actions.record,
-        "report": actions.report,
-        "table": actions.table,
-    }
-    action[options.pop("command")](**options)
+        action = {"list": shown.show, "report": shown.report, "table": shown.table}
+    else:
+        from dml.papers import actions
+
+        action = {"run": actions.run, "smoke": actions.smoke, "record": actions.record}
+    action[command](**options)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from scipy.stats import t
 from dml.analysis.comparison import over_classes, over_sums, paired
 from dml.errors import UserError
 from dml.evaluation.interval import Estimate, Spread
-from dml.papers.catalogue import names, read_experiment
+from dml.papers.catalogue import read_experiment
 from dml.papers.classes import ByClass, by_class, compare_rows, keep_classes, kept
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
@@ -24,6 +24,7 @@ from dml.papers.page import _fewer, markdown
 from dml.papers.records import record_finished
 from dml.papers.trainings import folder_of
 from dml.runs.folder import RunFolder
+from tests.recorded import EXPERIMENTS
 
 CLASSES = np.repeat([f"class {i:02}" for i in range(20)], np.arange(20) + 3)  # of different sizes
 
@@ -134,10 +135,10 @@ def test_rows_with_one_seed_take_the_spread_of_others(two: Experiment, train: Tr
         read_experiment("us/table1")
 
 
-@pytest.mark.parametrize("name", [one for one in names() if read_experiment(one).compared])
+@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if one.compared])
 def test_recorded_differences_are_those_of_what_each_class_scored(name: str) -> None:
     """Also where the spread over seeds comes from experiments that were recorded later."""
-    experiment = read_experiment(name)
+    experiment = EXPERIMENTS[name]
     recorded, derived = (
         {(one.row, one.part, one.metric, *one.changes, *one.runs, one.seeds): one for one in compared}
         for compared in (experiment.compared, compare_rows(experiment))

@@ -78,6 +78,14 @@ def test_help_takes_nothing_heavy(helped: dict[str, dict[str, Any]], line: list[
     assert "python -m dml" in told["said"]
 
 
+def test_what_reads_results_does_without_lightning() -> None:
+    """It takes as long to import as everything else together."""
+    read = ["dml.papers.shown", "dml.analysis.comparison", "dml.analysis.mlrc", "dml.reporting.summary"]
+    code = f"import sys, {', '.join(read)}; print('pytorch_lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_ends_in_the_one_way(name: str) -> None:
     assert len(COMMANDS) > 8

@@ -31,9 +31,10 @@ from dml.papers.drawn import ComparedAxis, Comparison, Curve, Over, OverAxis, Sc
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement
 from dml.papers.page import differences, markdown, section, settings, write_page
+from dml.papers.possible import lacking
 from dml.papers.records import keep, measure, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
-from dml.papers.trainings import commands, finished, folder_of, lacking
+from dml.papers.trainings import commands, finished, folder_of
 from dml.runs.folder import RunFolder
 from dml.runs.provenance import starts
 
@@ -868,7 +869,7 @@ def test_changes_are_checked_once_for_rows_that_choose_the_same(
     more = "".join(f"  - {{name: of {m}, overrides: [method=abe, method.M={m}]}}\n" for m in (2, 4, 8))
     file.write_text(file.read_text() + more)
     places: list[str] = []
-    monkeypatch.setattr("dml.papers.checks.checked", lambda place, options: places.append(place))
+    monkeypatch.setattr("dml.papers.possible.checked", lambda place, options: places.append(place))
     run(["us"], dry_run=True)
     assert not places
     run(["us"], changes=["lr=1"], dry_run=True)

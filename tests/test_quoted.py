@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from dml.configuration.composition import CONF
-from dml.papers.catalogue import read_experiment
 from dml.papers.classes import compare_rows
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
+from tests.recorded import EXPERIMENTS
 
 ROOT = CONF.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
@@ -29,8 +29,6 @@ GIVEN: dict[str, list[str]] = FILE["given"]
 FIGURE = re.compile(r"\{([^{}]+)\}")
 DECIMALS = re.compile(r"(?<![\w.@-])-?\d+\.\d+")
 NO_PROSE = re.compile(r"^```.*?^```$|\$\$.*?\$\$|\$[^$\n]+\$|`[^`]*`|<!--.*?-->|^\|.*?$|(?<=\])\([^)]*\)", re.S | re.M)
-
-cached = cache(read_experiment)
 
 
 def side(experiment: Experiment, said: str) -> tuple[str, str]:
@@ -58,18 +56,20 @@ def column(experiment: Experiment, of: str, title: str, seeds: list[int] | None)
 @cache
 def against(name: str, row: str) -> list[Compared]:
     """Compares all rows with one that need not be that which the record compares with."""
-    return compare_rows(replace(cached(name), compared_with=row))
+    return compare_rows(replace(EXPERIMENTS[name], compared_with=row))
 
 
 def difference(name: str, a: str, b: str, metric: str) -> tuple[float, float, float]:
     """Returns A less B in points and its interval: the recorded one, or one from what each class scored."""
-    (a, part), (b, other) = side(cached(name), a), side(cached(name), b)
+    (a, part), (b, other) = side(EXPERIMENTS[name], a), side(EXPERIMENTS[name], b)
     assert part == other, "an interval is over the classes of one part"
 
     def wanted(one: Compared) -> bool:
         return (one.part, one.metric, one.changes) == (part, metric, []) and {one.row, one.against} == {a, b}
 
-    found = [one for one in cached(name).compared if wanted(one)] or [one for one in against(name, b) if wanted(one)]
+    found = [one for one in EXPERIMENTS[name].compared if wanted(one)] or [
+        one for one in against(name, b) if wanted(one)
+    ]
     assert found, f"{name} has not compared {a} and {b}"
     sign = 100 if found[0].row == a else -100
     low, high = sorted((sign * found[0].low, sign * found[0].high))
@@ -79,7 +79,7 @@ def difference(name: str, a: str, b: str, metric: str) -> tuple[float, float, fl
 def figure(reference: str) -> float | str:
     """Returns the figure that a reference stands for, or what an interval says: above, below or alike."""
     name, rows, what = reference.split(" | ")
-    experiment = cached(name)
+    experiment = EXPERIMENTS[name]
     what, _, seeds = what.partition(" of seeds ")
     what, _, aspect = what.partition(", ")
     chosen = [int(seed) for seed in seeds.split()] or None

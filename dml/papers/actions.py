@@ -1,4 +1,4 @@
-"""The subcommands of `python -m dml.experiment`, one function each.
+"""The subcommands of `python -m dml.experiment` that train and record, one function each.
 
 `names` are names of experiments as `catalogue.find` takes them.
 """
@@ -11,41 +11,23 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
 from dml.configuration.defaults import EXPERIMENTS
 from dml.configuration.ranges import Few, Seed, check_value
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError
 from dml.launch.at_once import Job, carry_out
 from dml.papers.catalogue import FOLDER, find, read_experiment
-from dml.papers.checks import check_changes, check_folder, check_options, check_searched, possible
+from dml.papers.checks import check_changes, check_folder, check_searched
+from dml.papers.estimate import seconds_of
 from dml.papers.experiment import Experiment, Search, Training
-from dml.papers.page import markdown, write_page
+from dml.papers.possible import check_options, possible
 from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
-from dml.papers.trainings import commands, each_once, finished, job_of, seconds_of
+from dml.papers.trainings import commands, each_once, finished, job_of
 from dml.papers.tuning import alone_with, command_of_search, job_of_search, searches, tuned
 from dml.process import duration, started_from_here
 from dml.runs.folder import OUTPUT
 from dml.runs.provenance import FILE as PROVENANCE
 from dml.runs.provenance import add_start, hardware
-
-
-def show(names: Sequence[str]) -> None:
-    """Prints for each experiment how many rows and runs it has, and how many rows were measured."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("experiment", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for title in ("rows", "trained", "runs", "measured"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for one in find(names):
-        trained = [row for row in one.rows.values() if row.overrides is not None]
-        runs = len({(t.key, t.seed) for t in one.trainings()})
-        numbers = (len(one.rows), len(trained), runs, len({m.row for m in one.measured}))
-        table.add_row(one.name, one.title, *map(str, numbers))
-    Console().print(table)
 
 
 def run(
@@ -177,24 +159,6 @@ def record(names: Sequence[str], changes: Sequence[str] = (), out: Path = EXPERI
             record_finished(_with_searches(one, changes, out), changes, out)
         elif found := sizes_of(one):
             print(f"Recorded: {keep(one, found)}")
-
-
-def report(names: Sequence[str], out: Path = EXPERIMENTS) -> None:
-    """Writes one page of the experiments, `index.html` in `out`.
-
-    Raises:
-        UserError: a name does not exist, or `out` is no folder that can be written.
-    """
-    check_folder(out, writes=True)
-    print(f"Report: {write_page(find(names), out)}")
-
-
-def table(names: Sequence[str]) -> None:
-    """Prints what was measured as Markdown tables. Raises UserError if nothing was measured."""
-    measured = [one for one in find(names) if one.measured]
-    if not measured:
-        raise UserError(f"nothing was measured yet for {', '.join(names)}: run it with --record.")
-    print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in measured))
 
 
 def _find(names: Sequence[str], rows: Sequence[str], parts: Sequence[str] = ()) -> list[Experiment]:

@@ -1,20 +1,16 @@
-"""What the subcommands of `python -m dml.experiment` check before they start anything."""
+"""What the subcommands of `python -m dml.experiment` check of their own options."""
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from tqdm import tqdm
 
 from dml.errors import UserError
-from dml.papers.experiment import Experiment, Search, Training
-from dml.papers.trainings import checked, lacking
-from dml.papers.tuning import example
+from dml.papers.experiment import Experiment
 
 
 def check_changes(changes: Sequence[str]) -> None:
@@ -53,36 +49,3 @@ def check_folder(out: Path, writes: bool = False) -> None:
     if not nearest.is_dir() or (writes and not os.access(nearest, os.W_OK | os.X_OK)):
         said = "cannot be written" if nearest.is_dir() else "is no folder"
         raise UserError(f"--out {out} is not possible, as {nearest} {said}: name another folder.")
-
-
-def check_options(wanted: Sequence[Search | Training]) -> None:
-    """Checks whether the options of searches and trainings compose and are allowed; scripts have none.
-
-    Of those that choose the same components, which take the same options, one is checked: composing takes a third of a
-    second, and there are hundreds of rows.
-
-    Raises:
-        UserError: an option does not fit a row.
-    """
-    distinct: dict[frozenset[str], tuple[str, Sequence[str]]] = {}
-    for one in wanted:
-        if isinstance(one, Search) or not one.script:
-            options = example(one) if isinstance(one, Search) else one.overrides
-            chosen = frozenset(o for o in options if o.startswith(("+", "~")) or "." not in o.partition("=")[0])
-            distinct.setdefault(chosen, (f"{one.experiment}, {one.row}", options))
-    for place, options in tqdm(distinct.values(), desc="checking", leave=False, disable=None):
-        checked(place, options)
-
-
-def possible(trainings: Sequence[Training], elsewhere: bool = False) -> list[Training]:
-    """Returns the trainings that lack nothing, and prints what the others lack, see `lacking`. UserError if none is
-    left."""
-    missing = lacking([one for one in trainings if not one.script], elsewhere)
-    for sentence, (first, *more) in missing.items():
-        others = f" and {len(more)} more" if more else ""
-        print(f"Cannot be trained ({first.experiment}, {first.row}, {first.part}{others}): {sentence}", file=sys.stderr)
-    gone = {one.overrides for some in missing.values() for one in some}
-    possible = [one for one in trainings if one.overrides not in gone]
-    if not possible:
-        raise UserError("nothing of this can be trained here, see above: --dry-run prints the commands.")
-    return possible

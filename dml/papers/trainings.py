@@ -2,22 +2,10 @@
 
 import json
 import sys
-import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-from tqdm import tqdm
-
-from dml.configuration.command_line import hydra_sentence
 from dml.configuration.composition import composed, folder_option
-from dml.configuration.options import check
-from dml.configuration.trainings import trainings_of
-from dml.data.dataset import open_dataset
 from dml.errors import UserError
 from dml.launch.at_once import Job
 from dml.launch.job import typed
@@ -25,7 +13,6 @@ from dml.papers.catalogue import FOLDER
 from dml.papers.experiment import Training
 from dml.runs.folder import OUTPUT
 from dml.runs.reading import is_logged, read_metrics_json, reading, require
-from dml.training.build import build_method
 
 
 def commands(trainings: Iterable[Training], out: Path, launcher: str = "basic") -> list[tuple[list[str], list[Path]]]:
@@ -103,85 +90,3 @@ def figures(training: Training, folder: Path) -> dict[str, float]:
         of_row: dict[str, float] = found.get(training.row, {})
         require(isinstance(of_row, dict) and all(map(is_logged, of_row.values())), f"{training.row} has no figures")
     return of_row
-
-
-def checked(place: str, overrides: Sequence[str]) -> DictConfig:
-    """Composes options, and checks them.
-
-    Args:
-        place: experiment and row, named in the message.
-
-    Raises:
-        UserError: the options do not compose, or one has a value that is not allowed.
-    """
-    try:
-        config = composed(*overrides)
-        check(config)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        said = str(error) if isinstance(error, UserError) else hydra_sentence(error)
-        raise UserError(f"{place}: {said}") from error
-    return config
-
-
-def lacking(trainings: Sequence[Training], elsewhere: bool = False) -> dict[str, list[Training]]:
-    """Finds the trainings whose data set cannot be opened, or that need a GPU where there is none.
-
-    Args:
-        elsewhere: whether they run on other machines, which may have a GPU.
-
-    Returns:
-        What is missing, as a sentence -> the trainings that lack it, one of each configuration.
-
-    Raises:
-        UserError: the options of a row do not compose, or one has a value that is not allowed.
-    """
-    found: dict[str, list[Training]] = {}
-    opened: dict[str, str] = {}
-    for training in {one.overrides: one for one in trainings}.values():
-        config = checked(f"{training.experiment}, {training.row}", training.overrides)
-        settings = str(config.dataset)
-        if settings not in opened:
-            try:
-                open_dataset(config)
-                opened[settings] = ""
-            except UserError as mistake:
-                opened[settings] = str(mistake)
-        missing = opened[settings]
-        if config.trainer.accelerator == "gpu" and not (elsewhere or torch.cuda.is_available()):
-            missing = missing or "trainer.accelerator=gpu needs a GPU, and this computer has none that torch can use."
-        if missing:
-            found.setdefault(missing, []).append(training)
-    return found
-
-
-def seconds_of(trainings: Sequence[Training]) -> float:
-    """Estimates how many seconds the steps of all trainings take here, one after another.
-
-    It times forward and backward passes of each distinct model on random images. Loading, the loss and evaluation are
-    left out.
-
-    Raises:
-        UserError: an option has a value that is not allowed.
-    """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    timed: dict[str, float] = {}
-    total = 0.0
-    trainings = list(trainings)
-    seeds = Counter(training.key for training in each_once(trainings))
-    for training in tqdm({one.key: one for one in trainings}.values(), desc="estimating", leave=False):
-        config = checked(f"{training.experiment}, {training.row}", training.overrides)
-        config.backbone.weights = "none"
-        config.runtime.train_classes = 100
-        size = json.dumps([str(config[part]) for part in ("backbone", "head", "method", "image_size")])
-        if size not in timed:
-            method = build_method(config).to(device)
-            images = torch.rand(8, 3, config.image_size, config.image_size, device=device)
-            for _ in range(2):  # the second time counts: the first includes making buffers
-                start = time.perf_counter()
-                method.embed(images).sum().backward()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                timed[size] = (time.perf_counter() - start) / len(images)
-        several = max(1, len(trainings_of(config))) * seeds[training.key]
-        total += timed[size] * config.sampler.batch_size * config.trainer.max_steps * several
-    return total

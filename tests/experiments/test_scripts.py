@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dml.papers.catalogue import FOLDER, find
+from dml.papers.catalogue import FOLDER
 from dml.papers.smoke import _script
+from tests.recorded import EXPERIMENTS
 
 BENCH = FOLDER / "bench"
 WITH_OUT = sorted(
-    {training.overrides[0] for one in find(["all"]) for training in one.trainings(seeds=[0]) if training.script}
+    {training.overrides[0] for one in EXPERIMENTS.values() for training in one.trainings(seeds=[0]) if training.script}
 )
 NEEDED = {
     "repairs": ["--row", "a row"],

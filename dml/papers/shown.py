@@ -1,0 +1,47 @@
+"""The subcommands of `python -m dml.experiment` that show what experiments have, and train nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from dml.configuration.defaults import EXPERIMENTS
+from dml.errors import UserError
+from dml.papers.catalogue import find
+from dml.papers.checks import check_folder
+from dml.papers.page import markdown, write_page
+
+
+def show(names: Sequence[str]) -> None:
+    """Prints for each experiment how many rows and runs it has, and how many rows were measured."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("experiment", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for title in ("rows", "trained", "runs", "measured"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in find(names):
+        trained = [row for row in one.rows.values() if row.overrides is not None]
+        runs = len({(t.key, t.seed) for t in one.trainings()})
+        numbers = (len(one.rows), len(trained), runs, len({m.row for m in one.measured}))
+        table.add_row(one.name, one.title, *map(str, numbers))
+    Console().print(table)
+
+
+def report(names: Sequence[str], out: Path = EXPERIMENTS) -> None:
+    """Writes one page of the experiments, `index.html` in `out`.
+
+    Raises:
+        UserError: a name does not exist, or `out` is no folder that can be written.
+    """
+    check_folder(out, writes=True)
+    print(f"Report: {write_page(find(names), out)}")
+
+
+def table(names: Sequence[str]) -> None:
+    """Prints what was measured as Markdown tables. Raises UserError if nothing was measured."""
+    measured = [one for one in find(names) if one.measured]
+    if not measured:
+        raise UserError(f"nothing was measured yet for {', '.join(names)}: run it with --record.")
+    print("\n".join(f"{one.name}: {one.title}\n\n{markdown(one)}" for one in measured))
