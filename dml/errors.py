@@ -41,7 +41,14 @@ class Interrupted(BaseException):
 
     Like KeyboardInterrupt it is no Exception: a handler of what damaged files and foreign code raise must not take a
     signal for one of their errors.
+
+    Attributes:
+        together: whether all ranks of the run have agreed to stop.
     """
+
+    def __init__(self, said: str, together: bool = False) -> None:
+        super().__init__(said)
+        self.together = together
 
 
 class UserError(ValueError):

@@ -7,6 +7,7 @@ and srun say by environment variables how many processes there are.
 
 import ctypes
 import logging
+import math
 import os
 import platform
 import signal
@@ -150,14 +151,16 @@ def stop_when_told() -> None:
                 signal.signal(one, leave)
 
 
-def wait_for_the_first_rank() -> None:
+def wait_for_the_first_rank(certain: bool = False) -> None:
     """Makes other ranks wait for the end of rank 0, which reports a mistake that all ranks find. When a rank ends with
     an error, Lightning kills the ranks that still run, and rank 0 might not have reported it yet.
 
-    They wait for `PATIENCE` seconds at most.
+    Args:
+        certain: whether rank 0 is known to end too, however long its loggers take. Otherwise they wait for `PATIENCE`
+            seconds at most.
     """
     if os.environ.get(PARENT) == str(os.getppid()) and os.environ.get("LOCAL_RANK", "0") != "0":
-        deadline = time.monotonic() + PATIENCE
+        deadline = math.inf if certain else time.monotonic() + PATIENCE
         while os.environ[PARENT] == str(os.getppid()) and time.monotonic() < deadline:
             time.sleep(0.1)
 
@@ -277,7 +280,10 @@ NUMBERS = (
 
 OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 
-OF_SLURM = ("SLURM_NNODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+# A batch script has all but the last, which srun alone sets.
+OF_SLURM = ("SLURM_NNODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_ID")
+
+OF_HAND = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # on each of several machines without torchrun and srun
 
 
 def check_environment() -> None:
@@ -331,6 +337,29 @@ def of_slurm() -> tuple[int, int]:
             "set --ntasks-per-node."
         )
     return tasks // nodes, nodes
+
+
+def of_hand(nodes: int) -> None:
+    """Checks the environment of a run that neither torchrun nor srun started.
+
+    Args:
+        nodes: number of machines that the run's options ask for.
+
+    Raises:
+        UserError: the environment has a rank of something else, as which this process would train alone beside the
+            others; or it does not say where the other machines are, for which it would wait without end.
+    """
+    check_environment()
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            f"The environment has RANK and WORLD_SIZE={os.environ['WORLD_SIZE']}, but not from torchrun: start the "
+            "processes with torchrun, or unset both for a run of its own."
+        )
+    if nodes > 1 and (missing := [name for name in OF_HAND if name not in os.environ]):
+        raise UserError(
+            f"trainer.num_nodes={nodes} needs {', '.join(missing)} in the environment of each machine: start the run "
+            "with torchrun or srun, which say how many there are, or set them."
+        )
 
 
 def _need(names: tuple[str, ...], launcher: str, sign: str) -> None:

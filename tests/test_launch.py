@@ -162,6 +162,7 @@ OF_SRUN = {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "0",
     "SLURM_NNODES": "1",
+    "SLURM_STEP_ID": "0",
 }
 
 
@@ -169,7 +170,7 @@ OF_SRUN = {
     ("environment", "missing"),
     [
         *((OF_TORCHRUN, name) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "GROUP_RANK")),
-        *((OF_SRUN, name) for name in ("SLURM_NNODES", "SLURM_LOCALID", "SLURM_JOB_ID")),
+        *((OF_SRUN, name) for name in ("SLURM_NNODES", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID")),
     ],
 )
 def test_variables_that_are_missing(
@@ -180,6 +181,44 @@ def test_variables_that_are_missing(
             monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=rf"but not {missing}: start all processes with (torchrun|srun)"):
         prepare_run(configure(*TINY, "backbone.batch_norm=running"), RunFolder(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "said"),
+    [
+        (
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            [],
+            r"RANK and WORLD_SIZE=2, but not from torchrun: start the processes",
+        ),
+        (
+            {},
+            ["trainer.num_nodes=2"],
+            r"num_nodes=2 needs MASTER_ADDR, MASTER_PORT, NODE_RANK in the environment",
+        ),
+        ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, ["trainer.num_nodes=2"], r"num_nodes=2 needs NODE_RANK in"),
+    ],
+)
+def test_processes_of_which_nobody_says_how_many(
+    configure: Configure,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    options: list[str],
+    said: str,
+) -> None:
+    """They would train beside each other in one folder, or wait without end."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        prepare_run(configure(*TINY, "backbone.batch_norm=running", *options), RunFolder(tmp_path / "run"))
+
+
+def test_machines_that_were_set_by_hand(configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MASTER_ADDR": "a", "MASTER_PORT": "1", "NODE_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.num_nodes=2", "backbone.batch_norm=running"]
+    assert prepare_run(configure(*TINY, *two), RunFolder(tmp_path / "run"))[1].world_size == 2
 
 
 def test_machines_with_different_numbers_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

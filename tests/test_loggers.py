@@ -1,6 +1,7 @@
 """What is written where, read back."""
 
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +242,28 @@ def test_a_service_that_does_not_answer_holds_nothing_up(
     (offline,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert (tmp_path / "run" / "wandb_id").read_text() in offline.name
     assert b"a" * 40 not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("mode", "project", "said"),
+    [
+        ("offline", "a/b", "logger.wandb.project=a/b is not possible: Invalid project name 'a/b': cannot contain"),
+        ("offline", "a" * 200, "exceeded 128 characters"),
+        ("bogus", "dml", "WANDB_MODE=bogus is no mode of W&B: unset it, or choose offline or disabled."),
+    ],
+)
+def test_settings_that_wandb_refuses_are_told_before_anything_is_written(
+    configure: Callable[..., DictConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    project: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(UserError, match=re.escape(said)):
+        run(configure(*TINY, "logger=wandb", f"logger.wandb.project={project}"), [])
+    assert not list(tmp_path.iterdir())
 
 
 def test_tables_of_tensorboard_keep_names_and_digits() -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dml import process
 from dml.process import OF_MALLOC, cores_each
 
 # Prints how many MiB of a freed tensor of 256 MiB the process still holds.
@@ -104,6 +105,20 @@ def test_another_rank_tells_what_the_first_does_not_know(rank: str, unknown: str
     env = os.environ | {"RANK": rank}
     done = subprocess.run([sys.executable, "-c", WAITS, "0.1"], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["waiting", unknown]
+
+
+@pytest.mark.parametrize(("certain", "waits"), [(True, 9), (False, 1)])
+def test_how_long_ranks_wait_for_the_first(monkeypatch: pytest.MonkeyPatch, certain: bool, waits: int) -> None:
+    """Without a limit if it is known to end: its loggers may need minutes, and it is killed when another rank ends."""
+    parents = [7] * 9
+    monkeypatch.setattr(process, "PATIENCE", 0)
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop() if parents else 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setenv(process.PARENT, "7")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    process.wait_for_the_first_rank(certain)
+    assert 9 - len(parents) >= waits
+    assert bool(parents) == (not certain)
 
 
 def test_a_mistake_of_all_ranks_is_told_once() -> None:

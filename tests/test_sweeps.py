@@ -373,6 +373,10 @@ SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
         pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.exhaustive),
         ([*SEARCH, "lr=0.1"], "lr is given twice, once as lr=interval(0.1,0.2): leave one of them out"),
         ([*SEARCH, "hydra.sweeper.direction=minimize"], "leave hydra.sweeper.direction out"),
+        (
+            ["seed=1,2", "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"],
+            "hydra.launcher.tasks_per_node=2 would start a job of the sweep 2 times: leave it out",
+        ),
         (["seed=range(0)"], "this sweep has no job"),
         (["seed=1,2", "paths.output_dir=runs/x"], "name the folder of a sweep with paths.sweep_dir=FOLDER"),
         (["hydra.sweeper.params.lr=3"], "hydra.sweeper.params is for the files of conf/sweep"),

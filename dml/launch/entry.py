@@ -48,9 +48,9 @@ def command(task: Callable[[DictConfig], Any], sweeps: bool = True) -> Callable[
             if unknown_to_the_first_rank():
                 print(f"dml: rank {rank_said()}: {mistake}", file=sys.stderr)
             stop(str(mistake))
-        except Interrupted:
+        except Interrupted as told:
             no_more()
-            wait_for_the_first_rank()
+            wait_for_the_first_rank(certain=told.together)
             raise SystemExit(INTERRUPTED) from None
         except KeyboardInterrupt:
             raise SystemExit(CTRL_C) from None

@@ -64,6 +64,12 @@ class Sweep(Callback):
                 "Several processes were started together, and each would carry out the whole sweep: start one, without "
                 "torchrun or srun. Its jobs start their ranks themselves: trainer=ddp trainer.devices=N."
             )
+        for option in ("nodes", "tasks_per_node"):
+            if (asked := config.hydra.launcher.get(option)) not in (None, 1):
+                stop(
+                    f"hydra.launcher.{option}={asked} would start a job of the sweep {asked} times: leave it out. Jobs "
+                    "start their ranks themselves: trainer=ddp trainer.devices=N."
+                )
         Sweep.began, Sweep.folder = True, Path(config.hydra.sweep.dir)
         parsed = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = [o.get_key_element().lstrip("+~") for o in parsed if o.is_sweep_override()]

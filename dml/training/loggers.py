@@ -22,6 +22,7 @@ from tabulate import tabulate
 from dml.configuration.identity import configuration, flat, label
 from dml.configuration.places import holds_path
 from dml.configuration.trainings import axes_of
+from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE
 from dml.files import LAST, write_atomically
 from dml.process import SWEPT
@@ -152,6 +153,24 @@ def wandb_logger(folder: str, project: str, group: str | None = None, artifacts:
         wandb.teardown()  # it would keep the id in use
         return logger("offline")
     return online
+
+
+def check_wandb(config: DictConfig) -> None:
+    """Raises UserError for settings that W&B refuses. It would do so only when the run's folder has been made."""
+    for name, one in config.logger.items():
+        if one.get("_target_") != f"{wandb_logger.__module__}.{wandb_logger.__name__}":
+            continue
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE") or "offline"
+        try:
+            wandb.Settings(mode=mode)
+        except ValueError as error:
+            raise UserError(f"WANDB_MODE={mode} is no mode of W&B: unset it, or choose offline or disabled.") from error
+        try:
+            wandb.Settings(project=one.project)
+        except wandb.errors.UsageError as error:
+            raise UserError(f"logger.{name}.project={one.project} is not possible: {_line(error)}.") from error
 
 
 def _line(error: Exception) -> str:

@@ -25,7 +25,7 @@ from dml.runs.scores import QUERIES
 from dml.training.build import Parts, build
 from dml.training.callbacks.gradient import check_batches
 from dml.training.callbacks.order import callbacks_of
-from dml.training.loggers import FolderLogger, shareable
+from dml.training.loggers import FolderLogger, check_wandb, shareable
 from dml.training.trainer import refused, trainer_of
 
 log = logging.getLogger("dml")
@@ -90,6 +90,7 @@ def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, part
 
 def prepare_run(config: DictConfig, folder: RunFolder) -> tuple[Parts, pl.Trainer]:
     """Builds all that a run needs, before anything is written. Raises UserError for mistakes in options or data."""
+    check_wandb(config)
     parts = build(config)
     check_batches(config, parts.method, parts.data)
     trainer = trainer_of(config, parts.method, callbacks_of(config, folder, parts))

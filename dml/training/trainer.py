@@ -40,7 +40,7 @@ OURS = ("log_every", "checkpoint_every", "num_workers", "sync_batchnorm", "matmu
 def trainer_of(config: DictConfig, method: Method, callbacks: Sequence[Callback]) -> pl.Trainer:
     """Makes the trainer of a run. Raises UserError for options that Lightning or dml refuses."""
     options: dict[str, Any] = {str(name): value for name, value in config.trainer.items() if name not in OURS}
-    options |= _as_started(config.trainer.strategy)
+    options |= _as_started(config.trainer.strategy, config.trainer.num_nodes)
     options["accelerator"] = _accelerator(config.trainer.accelerator)
     if options["accelerator"] == "cpu" and str(config.trainer.precision) in ("16-mixed", "16"):
         raise UserError(  # Lightning would take bfloat16 in its place
@@ -168,13 +168,15 @@ def _accelerator(name: str) -> str:
     return "cuda" if on_gpu else "cpu"
 
 
-def _as_started(strategy: str) -> dict[str, Any]:
+def _as_started(strategy: str, nodes: int) -> dict[str, Any]:
     """Returns options for the processes that torchrun or srun started, so that the user need not repeat them."""
-    devices, nodes = 1, 1
     if TorchElasticEnvironment.detect():
         devices, nodes = launch.of_torchrun()
     elif SLURMEnvironment.detect():
         devices, nodes = launch.of_slurm()
+    else:
+        launch.of_hand(nodes)
+        return {}
     if devices * nodes == 1:
         return {}
     return {"devices": devices, "num_nodes": nodes, "strategy": "ddp" if strategy == "auto" else strategy}

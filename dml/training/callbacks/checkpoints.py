@@ -30,7 +30,7 @@ class Checkpoints(Callback):
                 self.folder.forget_results()  # those of a shorter training
         if self.course.told and not self.course.is_last(step):
             received = self.course.signals.received or "a signal to another process"
-            raise Interrupted(f"{received} at step {step}, which is saved")
+            raise Interrupted(f"{received} at step {step}, which is saved", together=True)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Corrects what averages of weights say of states that are no tensors to be averaged, such as whether there are
