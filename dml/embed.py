@@ -17,7 +17,7 @@ from dml.configuration.command_line import ending
 from dml.errors import UserError
 from dml.hub import folder_of
 from dml.launch.arguments import Arguments, embedding_options, place
-from dml.process import processes
+from dml.started import processes
 
 
 @ending()

@@ -7,6 +7,7 @@ Trainings are kept in --out. They can be resumed, and tables that need the same 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dml.configuration.command_line import ending
 from dml.configuration.defaults import EXPERIMENTS, LAUNCHERS
@@ -23,6 +24,10 @@ def arguments() -> Arguments:
         one.add_argument("names", nargs=names, metavar="NAME", help="abe/table1, a paper (abe), or all")
         return one
 
+    def several(one: argparse.ArgumentParser, name: str, value: str, said: str, **more: Any) -> None:
+        """Adds an option of several values, which may be given several times."""
+        one.add_argument(name, nargs="+", action="extend", default=[], metavar=value, help=said, **more)
+
     add("list", "list the experiments, and how much of each was measured", "*")
     run = add("run", "train the rows that are not trained yet", "+")
     smoke = add("smoke", "train one step of each row, on miniature data", "*")
@@ -30,11 +35,11 @@ def arguments() -> Arguments:
     report = add("report", "write a page with published figures, measured ones, and their difference", "*")
     add("table", "print what was measured as Markdown tables", "+")
     for one in (run, smoke):
-        one.add_argument("--rows", nargs="+", default=[], metavar="ROW", help="only these rows, of one experiment")
-    run.add_argument("--parts", nargs="+", default=[], metavar="PART", help="only these parts, of one experiment")
+        several(one, "--rows", "ROW", "only these rows, of one experiment")
+    several(run, "--parts", "PART", "only these parts, of one experiment")
     for one in (run, record):
         what = "options to change in every row, such as a shorter training"
-        one.add_argument("--set", dest="changes", nargs="+", default=[], metavar="OPTION=VALUE", help=what)
+        several(one, "--set", "OPTION=VALUE", what, dest="changes")
     for one, what in (
         (run, "folder of trainings"),
         (record, "folder of trainings"),
@@ -42,14 +47,8 @@ def arguments() -> Arguments:
     ):
         what += " (default: %(default)s)"
         one.add_argument("--out", type=Path, default=EXPERIMENTS, metavar="FOLDER", help=what)
-    run.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
-        default=[],
-        metavar="SEED",
-        help="seeds instead of the experiment's; a script that has none runs once",
-    )
+    what = "seeds instead of the experiment's; a script that has none runs once"
+    several(run, "--seeds", "SEED", what, type=int)
     run.add_argument(
         "--launcher",
         choices=LAUNCHERS,

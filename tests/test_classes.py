@@ -204,12 +204,6 @@ def test_rows_are_compared_on_the_seeds_that_both_have(two: Experiment, train: T
     train("mine", tmp_path / "out")
     record_finished(two, [], tmp_path / "out")
     assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
-    # Later one side alone has fewer: the comparison of more stays.
-    path = tmp_path / "experiments" / "us" / "table1.classes.jsonl"
-    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"seed": 1' not in line))
-    shutil.rmtree(base[1])
-    record_finished(two, [], tmp_path / "out")
-    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
 
 
 def test_a_comparison_of_seeds_that_both_have_replaces_one_of_others(
@@ -220,13 +214,56 @@ def test_a_comparison_of_seeds_that_both_have_replaces_one_of_others(
     aside = tmp_path / "aside"
     folders["base"][0].rename(aside)
     folders["base"][1].rename(folders["base"][1].with_name("seed=7"))
+    shutil.copytree(folders["base"][1].with_name("seed=7"), folders["base"][1].with_name("seed=8"))
     record_finished(two, [], tmp_path / "out")
-    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 1], [2, 1]]
+    assert [one.runs for one in read_experiment("us/table1").compared] == [[2, 2], [2, 2]]
     assert "seeds that both rows have" not in markdown(read_experiment("us/table1"))
     aside.rename(folders["base"][0])
     record_finished(two, [], tmp_path / "out")
     assert [one.runs for one in read_experiment("us/table1").compared] == [[1, 1], [1, 1]]
     assert "Differences are over the seeds that both rows have." in markdown(read_experiment("us/table1"))
+
+
+def test_nothing_is_recorded_if_a_training_cannot_be_compared(two: Experiment, train: Train, tmp_path: Path) -> None:
+    train("base", tmp_path / "out")
+    (train("mine", tmp_path / "out")[0] / "queries.npz").unlink()
+    with pytest.raises(UserError, match=r"queries\.npz"):
+        record_finished(two, [], tmp_path / "out")
+    assert not two.record.exists()
+
+
+def test_another_file_that_cannot_be_read_spoils_no_record(
+    two: Experiment, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two.record.with_name("draft.yaml").write_text("titel: x\n")
+    for row in ("base", "mine"):
+        train(row, tmp_path / "out")
+    record_finished(two, [], tmp_path / "out")
+    assert len(read_experiment("us/table1").compared) == 2
+    assert "Left out: " in (said := capsys.readouterr().err)
+    assert "draft.yaml cannot be read as an experiment" in said
+
+
+@pytest.mark.parametrize("names", ["us/table1", "us/table2, us/table2"])
+def test_no_seed_counts_twice_in_a_spread(two: Experiment, names: str) -> None:
+    path = two.record.with_suffix(".yaml")
+    path.with_name("table2.yaml").write_text(path.read_text())
+    path.write_text(path.read_text() + f"spread_of: [{names}]\n")
+    with pytest.raises(UserError, match=rf"spread_of would count the seeds of {names[:9]} twice: leave it out"):
+        read_experiment("us/table1")
+
+
+def test_a_training_of_two_rows_counts_once_in_a_spread(two: Experiment, train: Train, tmp_path: Path) -> None:
+    for row in ("base", "mine"):
+        train(row, tmp_path / "out")
+    record_finished(two, [], tmp_path / "out")
+    before = [(one.low, one.high, one.seeds) for one in read_experiment("us/table1").compared]
+    path = two.record.with_suffix(".yaml")
+    path.write_text(path.read_text() + "  - {name: again, overrides: [method=abe]}\n")
+    record_finished(read_experiment("us/table1"), [], tmp_path / "out")
+    compared = read_experiment("us/table1").compared
+    assert [(one.low, one.high, one.seeds) for one in compared if one.row == "mine"] == before
+    assert len(compared) == 2 * len(before)
 
 
 def test_classes_of_any_name_are_kept(two: Experiment, train: Train, tmp_path: Path) -> None:
@@ -298,3 +335,5 @@ def test_seeds_that_one_row_alone_has_are_told() -> None:
     assert _fewer(cast(Experiment, SimpleNamespace(measured=measured)), one)
     both = [each for each in measured if each.seed == 1]
     assert not _fewer(cast(Experiment, SimpleNamespace(measured=both)), one)
+    sizes = [SimpleNamespace(row=row, part="p", changes=[], seed=None) for row in seeds]
+    assert not _fewer(cast(Experiment, SimpleNamespace(measured=[*both, *sizes])), one)

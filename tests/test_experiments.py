@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.composition import CONF, composed, folder_option
 from dml.errors import UserError
-from dml.experiment import main
+from dml.experiment import arguments, main
 from dml.figures.course import recall_over_steps
 from dml.papers import actions, smoke
 from dml.papers.actions import record, run
@@ -32,7 +32,7 @@ from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement
 from dml.papers.page import differences, markdown, section, settings, write_page
 from dml.papers.possible import lacking
-from dml.papers.records import keep, measure, sizes_of
+from dml.papers.records import keep, measure, record_finished, sizes_of
 from dml.papers.smoke import check_rows, in_miniature
 from dml.papers.trainings import commands, finished, folder_of
 from dml.runs.folder import RunFolder
@@ -335,6 +335,8 @@ def test_what_was_trained_before_a_row_changed_replaces_nothing(
         ("R@1: 50.0", "R@1: 50.0, R@1: 51.0", "duplicate key"),
         ("overrides: [method=baseline]", "overrides: [], search: {+lr: [1]}", r"search\.\+lr.* has another form"),
         ("title: Little", "title: Little ${of", "cannot be read as an experiment"),
+        ("seeds: [0, 1]", "tuning: {trials: 0, overrides: [], search: {lr: [1]}}", r"tuning\.trials has another form"),
+        ("seeds: [0, 1]", "tuning: {trials: 1, overrides: [], search: {lr: []}}", r"tuning\.search\.lr is empty"),
     ],
 )
 def test_a_file_that_says_two_things_or_nothing(
@@ -851,6 +853,37 @@ def test_a_row_that_a_script_has_got_since_it_ran_is_missing(
     assert finished(training, tmp_path) is None
     assert measure(scripted, [], tmp_path) == []
     assert f"Left out: mine, which {file.parent} does not have: run it again." in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_metric_that_trainings_lack_is_told(
+    little: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = little.record.with_suffix(".yaml")
+    path.write_text(path.read_text().replace("metric: test/recall@1", "metric: recall@1"))
+    assert measure(read_experiment("us/table1"), [], tmp_path / "out") == []
+    folder = folder_of(little.trainings(["mine"])[1], tmp_path / "out")
+    said = f"Not recorded: mine, recall@1, which {folder} lacks: did you mean test/recall@1"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_bar_in_a_name_begins_no_column(little: Experiment, tmp_path: Path) -> None:
+    path = little.record.with_suffix(".yaml")
+    path.write_text(path.read_text().replace("name: mine", "name: a | b").replace("R@1: {m", "'R | 1': {m"))
+    path.write_text(path.read_text().replace("{R@1: 50.0}", "{}").replace("{R@1: 60.0}", "{}"))
+    record_finished(read_experiment("us/table1"), [], tmp_path / "out")
+    lines = [line for line in markdown(read_experiment("us/table1")).split("\n") if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert "a \\| b" in lines[2]
+
+
+def test_a_repeated_option_adds_to_what_it_had() -> None:
+    words = "run x --set a=1 --set b=2 --rows r s --rows t --parts p --parts q --seeds 1 --seeds 2"
+    found = arguments().parse_args(words.split())
+    assert (found.changes, found.rows) == (["a=1", "b=2"], ["r", "s", "t"])
+    assert (found.parts, found.seeds) == (["p", "q"], [1, 2])
+    assert arguments().parse_args(["run", "x"]).rows == []  # what was added stays with its command
 
 
 def test_a_copy_beside_a_training_is_not_recorded(little: Experiment, trained: list[Path], tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from torch import nn
 from dml.errors import UserError, stop
 from dml.launch.run import _check_folder_is_named
 from dml.methods.base import Method
-from dml.process import check_environment, of_slurm, processes
 from dml.runs.folder import RunFolder
+from dml.started import check_environment, of_slurm, processes
 from dml.training.build import Parts
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation

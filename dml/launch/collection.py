@@ -13,10 +13,10 @@ from dml.configuration.trainings import left_open, trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError, enough_memory
 from dml.files import write_atomically
 from dml.launch.job import job
-from dml.process import processes
 from dml.reporting.summary import write_summary
 from dml.runs.collecting import leaves, mean_and_std
 from dml.runs.folder import RunFolder
+from dml.started import processes
 from dml.training.run import prepare_run
 
 

@@ -15,7 +15,7 @@ from dml.errors import UserError
 from dml.launch.entry import check_overlay
 from dml.launch.job import objective
 from dml.launch.sweep import job_of_a_sweep
-from dml.process import check_environment, processes
+from dml.started import check_environment, processes
 
 
 def task(config: DictConfig) -> float | None:

@@ -26,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from dml.configuration.composition import folder_option
 from dml.errors import Interrupted, UserError, stop
 from dml.launch.search import on_the_test, settle_search
-from dml.process import STOPPING, SWEPT, cores, processes, share_of_the_machine
+from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
+from dml.started import processes
 
 HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 

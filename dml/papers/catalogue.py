@@ -1,6 +1,7 @@
 """Finds and reads experiments: experiments/PAPER/NAME.yaml, and beside it what was measured, NAME.json."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -69,6 +70,8 @@ def read_experiment(name: str) -> Experiment:
             raise ValueError(f"compared_with names '{base}', which is no row")
         if unknown := [one for one in form.spread_of if not (FOLDER / f"{one}.yaml").exists()]:
             raise ValueError(f"spread_of names '{unknown[0]}', which is no experiment")
+        if twice := [one for one, times in Counter([name, *form.spread_of]).items() if times > 1]:
+            raise ValueError(f"spread_of would count the seeds of {twice[0]} twice: leave it out")
         for row in rows.values():
             _check_row(row, form)
         figure = _figure(form.figure, form.rows)

@@ -164,6 +164,7 @@ def compare_rows(experiment: Experiment) -> list[Compared]:
             )
         runs = [sum(one.runs for one in side) for side in (mine, base)]
         alike = [side for (_, *place), side in (*sides.items(), *elsewhere) if place == [part, changes]]
+        alike = list({tuple((one.key, one.seed) for one in side): side for side in alike}.values())  # each once
         for metric in base[0].sums:
             if all(metric in one.sums for one in (*base, *mine)):
                 spread = spread_over_seeds(_figures(side, metric) for side in alike)

@@ -27,6 +27,8 @@ Seeds = Annotated[list[Seed], Field(min_length=1)]
 # Of a row, or of a line of a figure: YAML takes a name like 4 for a number.
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) in (int, float) else name)]
 
+Values = Annotated[list[Any], Field(min_length=1)]
+
 Option = Annotated[str, Field(pattern=r"^[^+~]")]  # that the configuration has
 
 # A finite number that stays as it is written: 67 has no decimals, 67.0 has one.
@@ -68,9 +70,9 @@ class Tuning:
         search: options that are searched for every row, beside the row's own: name -> values.
     """
 
-    trials: int
+    trials: Annotated[int, Field(ge=1)]
     overrides: list[str]
-    search: dict[str, list[Any]]
+    search: dict[str, Values]
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Row:
 
     name: Name
     overrides: list[str] | None = None
-    search: dict[Option, list[Any]] = field(default_factory=dict)
+    search: dict[Option, Values] = field(default_factory=dict)
     command: Annotated[list[str], Field(min_length=1)] | None = None
     smoke: list[str] = field(default_factory=list)
     published: dict[str, dict[str, Printed]] = field(default_factory=dict)
@@ -247,6 +249,13 @@ class Experiment:
         if search is None:
             return []
         return next((one.chosen for one in self.tuned if (one.row, one.key) == (row.name, search.key)), None)
+
+    def promised(self, row: Row, part: str) -> set[str]:
+        """Returns the metrics that the trainings of a row have to give for a part: those of the columns in which the
+        paper prints something for it; if it prints nothing for it there, of all that the row can have."""
+        columns = self.parts[part].columns
+        metrics = {columns[title].metric for title in row.published.get(part, columns) if title not in row.without}
+        return {metric for metric in metrics if not metric.endswith("/std")}
 
     def trainings(
         self,

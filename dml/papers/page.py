@@ -148,13 +148,13 @@ def markdown(experiment: Experiment) -> str:
                     line[f"{metric(name).title} less {experiment.compared_with}"] = interval(found[0]) if found else ""
                 table.append(line | {"n": str(max(of[title].n for title in shown))})
             if table:
-                text = tabulate(table, headers="keys", tablefmt="github", disable_numparse=True)
+                text = _tabulated(table)
                 tables.append(f"{' '.join([part, *setting.changes])}:\n\n{text}\n")
     for less in differences(experiment):
         several = {row: cells for row, cells in less.rows.items() if sum(one is not None for one in cells) > 1}
         if several:
-            lines = [[row, *("" if one is None else interval(one) for one in cells)] for row, cells in several.items()]
-            text = tabulate(lines, headers=["", *less.settings], tablefmt="github", disable_numparse=True)
+            said = {row: ["" if one is None else interval(one) for one in cells] for row, cells in several.items()}
+            text = _tabulated([{"": row, **dict(zip(less.settings, of, strict=True))} for row, of in said.items()])
             tables.append(f"{less.title} less {experiment.compared_with}:\n\n{text}\n")
     if any(" ± " in table for table in tables):
         tables.append("Mean ± standard deviation (n - 1) over n seeds.\n")
@@ -163,8 +163,8 @@ def markdown(experiment: Experiment) -> str:
         tables.append(f"Differences in points, with 95 % intervals over test classes and seeds{known}.\n")
     if any(_fewer(experiment, one) for one in experiment.compared):
         tables.append("Differences are over the seeds that both rows have.\n")
-    if said := verdicts(experiment):
-        tables.append("".join(f"- {sentence}\n" for sentence in said))
+    if sentences := verdicts(experiment):
+        tables.append("".join(f"- {sentence}\n" for sentence in sentences))
     if experiment.tuned:
         tuned = [
             {
@@ -175,15 +175,25 @@ def markdown(experiment: Experiment) -> str:
             }
             for one in experiment.tuned
         ]
-        text = tabulate(tuned, headers="keys", tablefmt="github", disable_numparse=True)
+        text = _tabulated(tuned)
         tables.append(f"Tuned by {criterion(experiment)} (%) on validation classes:\n\n{text}\n")
     return "\n".join(tables)
+
+
+def _tabulated(rows: Sequence[Mapping[str, str]]) -> str:
+    """Writes a table in Markdown; a bar in a name would begin another column."""
+    rows = [{title.replace("|", "\\|"): cell.replace("|", "\\|") for title, cell in row.items()} for row in rows]
+    return tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True)
 
 
 def _fewer(experiment: Experiment, one: Compared) -> bool:
     """Says whether a comparison is of fewer trainings than are recorded; one of MLRC has a run for each fold."""
     a, b = (
-        {of.seed for of in experiment.measured if (of.row, of.part, of.changes) == (row, one.part, one.changes)}
+        {
+            of.seed
+            for of in experiment.measured
+            if (of.row, of.part, of.changes) == (row, one.part, one.changes) and of.seed is not None  # sizes have none
+        }
         for row in (one.row, one.against)
     )
     parted = bool(a & b) and a != b

@@ -6,6 +6,7 @@ Of experiments that compare their rows, `dml.papers.classes` keeps what each cla
 import json
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from dml.configuration.composition import composed
+from dml.errors import UserError
 from dml.files import alone, atomic_path, write_atomically
 from dml.papers.catalogue import names, read_experiment
 from dml.papers.classes import by_class, compare_rows, keep_classes
 from dml.papers.drawing import comparison
 from dml.papers.drawn import along_axes
-from dml.papers.experiment import Experiment, Training
+from dml.papers.experiment import Experiment, Training, near
 from dml.papers.measured import Compared, Measurement, Tuned
 from dml.papers.trainings import figures, folder_of
 from dml.runs.provenance import commit, hardware, said_of_starts, said_together, versions, versions_line
@@ -39,12 +41,18 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
         UserError: the figures of a training are damaged.
     """
     found = []
+    lacking: dict[tuple[str, str], str] = {}
     for training in _with_seeds(experiment, changes, out):
         folder = folder_of(training, out)
         metrics = figures(training, folder)
         wanted = {column.metric for column in experiment.parts[training.part].columns.values()}
-        wanted |= along_axes(experiment.figure) | {"untrained/recall@1"}
+        wanted |= along_axes(experiment.figure)
+        for name in experiment.promised(experiment.rows[training.row], training.part) - metrics.keys():
+            if metrics:
+                said = f"Not recorded: {training.row}, {name}, which {folder} lacks{near(name, metrics)}"
+                lacking[training.row, name] = said
         kept = {name: metrics[name] for name in sorted(wanted) if name in metrics}
+        kept |= {name: metrics[name] for name in ("untrained/recall@1",) if kept and name in metrics}
         if not kept:
             print(f"Left out: {training.row}, which {folder} does not have: run it again.")
             continue
@@ -56,6 +64,8 @@ def measure(experiment: Experiment, changes: Sequence[str], out: Path) -> list[M
                 *(begun[-1]["command"], *said_together(begun), seconds),
             )
         )
+    for sentence in lacking.values():
+        print(sentence)
     return found
 
 
@@ -97,9 +107,9 @@ def keep(
     """Adds measurements, comparisons and searches to the record of an experiment.
 
     They replace those of the same row, part, changes and seed (comparisons: metric). A measurement with the
-    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. A comparison of
-    fewer runs than before is dropped. So is what was measured or recorded for rows that are gone or have other options
-    now, perhaps since the trainings began, and it is printed how much.
+    same metrics as before keeps its commit, date and hardware, unless versions were not recorded then. What was
+    measured or recorded for rows that are gone or have other options now, perhaps since the trainings began, is
+    dropped, and it is printed how much.
 
     Returns:
         The file of the record.
@@ -120,11 +130,7 @@ def keep(
             if old is None or old.metrics != one.metrics or (one.versions and not old.versions):
                 all_of_them[place(one)] = one
         differences = {place(one): one for one in before.compared}
-        for difference in compared:
-            known = differences.get(place(difference))
-            # Two rows without a common seed are compared in other numbers of trainings, until they have one.
-            if known is None or min(known.runs) <= min(difference.runs):
-                differences[place(difference)] = difference
+        differences |= {place(one): one for one in compared}
         searched = {(one.row, tuple(one.changes)): one for one in (*before.tuned, *searches)}
         _tell_dropped(before)
         content = {
@@ -149,18 +155,27 @@ def record_finished(experiment: Experiment, changes: Sequence[str], out: Path) -
     those of experiments that take the spread over seeds from this one.
 
     Raises:
-        UserError: the figures of a training are damaged, or two rows were not tested on the same images.
+        UserError: the figures or queries of a training are damaged or gone, and nothing was recorded; or two rows were
+            not tested on the same images.
     """
     found = measure(experiment, changes, out)
     if not found:
         print(f"No training of {experiment.name} is finished: nothing was recorded.")
         return
+    trainings = _with_seeds(experiment, changes, out) if experiment.compared_with else []
+    of_classes = [by_class(one, folder_of(one, out), changes) for one in trainings]
     print(f"Recorded: {keep(experiment, found)}")
     if experiment.compared_with:
-        trainings = _with_seeds(experiment, changes, out)
-        keep_classes(experiment, [by_class(one, folder_of(one, out), changes) for one in trainings])
-        for name in (experiment.name, *(one for one in names() if experiment.name in read_experiment(one).spread_of)):
-            _compare(name)
+        keep_classes(experiment, of_classes)
+        _compare(experiment.name)
+        for name in names():
+            try:
+                borrows = experiment.name in read_experiment(name).spread_of
+            except UserError as error:  # of another file, which may be half edited
+                print(f"Left out: {error}", file=sys.stderr)
+                continue
+            if borrows:
+                _compare(name)
 
 
 def _compare(name: str) -> None:

@@ -89,14 +89,10 @@ def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes
     scripts: dict[Options, list[str]] = {}
     for experiment in experiments:
         for training in experiment.trainings(rows, seeds=[0]):
-            columns, row = experiment.parts[training.part].columns, experiment.rows[training.row]
-            # A row of which the paper prints nothing has to give the figures of all columns.
-            shown = {
-                columns[title].metric for title in row.published.get(training.part, columns) if title not in row.without
-            }
+            row = experiment.rows[training.row]
+            shown = experiment.promised(row, training.part)
             if row.x is not None:
                 shown |= _over(experiment, training.part)
-            shown = {metric for metric in shown if not metric.endswith("/std")}
             wanted.setdefault(training.overrides, {}).setdefault(row.name, set()).update(shown)
             places.setdefault(training.overrides, []).append(f"{training.experiment}: {row.name}, {training.part}")
             if training.script:

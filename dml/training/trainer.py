@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dml import process as launch
+from dml import started
 from dml.data.samplers import check_share
 from dml.errors import UserError
 from dml.files import LAST, PREVIOUS, atomic_path
@@ -171,11 +171,11 @@ def _accelerator(name: str) -> str:
 def _as_started(strategy: str, nodes: int) -> dict[str, Any]:
     """Returns options for the processes that torchrun or srun started, so that the user need not repeat them."""
     if TorchElasticEnvironment.detect():
-        devices, nodes = launch.of_torchrun()
+        devices, nodes = started.of_torchrun()
     elif SLURMEnvironment.detect():
-        devices, nodes = launch.of_slurm()
+        devices, nodes = started.of_slurm()
     else:
-        launch.of_hand(nodes)
+        started.of_hand(nodes)
         return {}
     if devices * nodes == 1:
         return {}
