@@ -6,7 +6,8 @@ All functions also work in a single process. Lightning's `all_gather(sync_grads=
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -123,6 +124,22 @@ def of_first(value: Tensor) -> Tensor:
     told = value.clone()
     broadcast(told, 0)
     return told
+
+
+@contextmanager
+def own_draws(device: torch.device) -> Iterator[None]:
+    """Makes torch draw other numbers on each rank meanwhile, since dropout would otherwise have the same masks on all
+    ranks. Afterwards all ranks draw the same again, as if nothing had been drawn.
+
+    Args:
+        device: of the rank.
+    """
+    if not _several():
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(torch.randint(2**32, ())) + get_rank())  # the first number is the same on all
+        yield
 
 
 def _several() -> bool:

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import Callback
 
 from dml.bench.ranks import as_torchrun
 from dml.configuration.composition import composed
-from dml.distributed import gather_rows, host_group, on_any_rank
+from dml.distributed import gather_rows, host_group, on_any_rank, own_draws
 from dml.errors import UserError
 from dml.evaluation.metrics import evaluate, rank
 from dml.evaluation.reidentification import across_cameras, one_image_gallery
@@ -134,10 +134,17 @@ def _resumed_apart(rank: int) -> str:
     return str(told.value)
 
 
-def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool], str]:
+def _draws() -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    with own_draws(torch.device("cpu")):
+        drawn = [torch.rand(4), torch.rand(4)]
+    return [*drawn, torch.rand(4)]
+
+
+def _shared() -> tuple[dict[str, dict[str, Any]], torch.Tensor, list[bool], str, list[torch.Tensor]]:
     rank = torch.distributed.get_rank()
     known = gather_rows(torch.tensor([rank]))
-    return _figures(shared=True), known, _whether_some_rank_was_told(rank), _resumed_apart(rank)
+    return _figures(shared=True), known, _whether_some_rank_was_told(rank), _resumed_apart(rank), _draws()
 
 
 @pytest.mark.slow
@@ -146,7 +153,11 @@ def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
     on_ranks: Callable[..., list[Any]], world_size: int, one_thread: None
 ) -> None:
     alone = _figures(shared=False)
-    for figures, ranks, told, apart in on_ranks(world_size, _shared):
+    masks: list[torch.Tensor] = []
+    for figures, ranks, told, apart, drawn in on_ranks(world_size, _shared):
+        masks += drawn[:2]
+        torch.manual_seed(3)
+        assert torch.equal(drawn[2], torch.rand(4))  # as if nothing had been drawn before
         assert ranks.tolist() == list(range(world_size))
         assert told == [True, True, False]  # each learns what one of them was told
         assert "resume at different steps (0, 5): paths.output_dir" in apart
@@ -154,3 +165,4 @@ def test_figures_shared_by_ranks_are_those_of_one_to_the_last_bit(
             assert figures[name].keys() == expected.keys()
             for figure, value in expected.items():
                 assert torch.equal(torch.as_tensor(figures[name][figure]), torch.as_tensor(value)), (name, figure)
+    assert len({tuple(mask.tolist()) for mask in masks}) == 2 * world_size  # each rank has drawn others

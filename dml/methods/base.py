@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dml.configuration.components import Waits
 from dml.configuration.ranges import NotNegative, Positive
 from dml.data.datamodule import DataModule
-from dml.distributed import gather
+from dml.distributed import gather, own_draws
 from dml.errors import UserError
 from dml.figures.plot import Plot
 from dml.losses import Loss, functional
@@ -236,6 +236,7 @@ class Method(TrainedModule, Waits):
         waiting = self._waiting()
         # Waiting modules count their steps, which a compiled graph cannot do.
         learners = self.learners if waiting or self.compiled_learners is None else self.compiled_learners
-        if self.micro_batch is None:
-            return learners(self.normalized(images))
-        return embed_in_pieces(lambda piece: learners(self.normalized(piece)), images, self.micro_batch, waiting)
+        with own_draws(images.device):
+            if self.micro_batch is None:
+                return learners(self.normalized(images))
+            return embed_in_pieces(lambda piece: learners(self.normalized(piece)), images, self.micro_batch, waiting)
