@@ -87,7 +87,7 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
     assert drawn["method.lambda_div"]["method.M=2"][0].std == pytest.approx(0.001 / np.sqrt(2))
     for name in drawn:
         assert (tmp_path / "figures" / f"over_{name}.png").exists()
-    assert (tmp_path / "summary.html").read_text().count("data:image/png") == 4
+    assert (tmp_path / "summary.html").read_text().count("data:image/png") == 3
     with pytest.raises(UserError, match=r"did you mean .*learners/mean/recall@1"):
         write_summary([tmp_path], tmp_path, "learners/mean/recal")
     with pytest.raises(UserError, match=r"not swept over numbers of lr: choose from method\.M, method\.lambda_div"):
@@ -112,6 +112,16 @@ def test_many_columns_have_room_in_80(
 
 
 @pytest.mark.slow
+def test_what_no_run_has_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
+    """A single learner has no mean, and runs without records have no curve."""
+    make_run("a", 0.3, "method=baseline")
+    page = write_summary([tmp_path], tmp_path / "summary").read_text()
+    assert "mean learner" not in page
+    assert "While training" not in page
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "test/recall@1": 0.2}\n')
+    assert "While training" in write_summary([tmp_path], tmp_path / "summary").read_text()
+
+
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:
     """A line joins what differs in the number of learners alone."""
     for job, (weight, learners) in enumerate([(0, 2), (0, 4), (1, 2), (1, 4)]):

@@ -63,8 +63,8 @@ def legend_above(axes: Axes, columns: int = 3) -> None:
 
 
 def marks(i: int) -> dict[str, Any]:
-    """Returns colour and marker of the i-th line: there are ten colours, and after them other markers."""
-    return {"color": f"C{i % 10}", "marker": "os^Dv"[i // 10 % 5]}
+    """Returns colour and marker of the i-th line. Neighbours differ in both; after fifty lines they repeat."""
+    return {"color": f"C{i % 10}", "marker": "os^Dv"[(i + i // 10) % 5]}
 
 
 def shade(k: int, count: int) -> tuple[float, float, float, float]:

@@ -74,7 +74,7 @@ def write_summary(
     for group in table:
         if same := twice(group):
             print(f"{same[0]} and {same[1]} are the same training, which counts twice: leave one out.", file=sys.stderr)
-    shown = {name: title for name, title, _ in of_runs() if any(name in group.metrics for group in table)}
+    shown = {name: title for name, title, _ in of_runs() if any(group.cell(name) for group in table)}
     swept, differ, head = _swept(table, metric, over), differences(table), heading(table)
     _print(table, shown, differ, head)
     content = [
@@ -88,8 +88,9 @@ def write_summary(
     page, place = out / "summary.html", out / "figures"
     drawn = {
         "cost": summaries.recall_and_cost([_point(group) for group in table]),
-        "recall": _over_steps(table),
-    } | {f"over_{name}": summaries.over(lines, name, _titled(metric)) for name, lines in swept.items()}
+        **({"recall": _over_steps(table)} if any(map(_course, table)) else {}),
+        **{f"over_{name}": summaries.over(lines, name, _titled(metric)) for name, lines in swept.items()},
+    }
     pictures = {name: place / f"{name}.png" for name in drawn}
     texts = {
         "json": json.dumps(content, indent=1) + "\n",

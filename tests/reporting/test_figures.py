@@ -1,6 +1,7 @@
 """What the pictures show, read back from what is drawn."""
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,12 @@ def test_gallery_frames_right_and_wrong(table: Embedded) -> None:
     pixels = np.asarray(sheet).reshape(-1, 3)
     for colour in (style.RIGHT, style.WRONG, style.GREY):
         assert (pixels == ImageColor.getrgb(colour)).all(1).sum() > 500
+
+
+def test_lines_are_told_apart_without_colours() -> None:
+    marks = [style.marks(i) for i in range(50)]
+    assert all(a["marker"] != b["marker"] for a, b in pairwise(marks))
+    assert len({(one["color"], one["marker"]) for one in marks}) == 50
 
 
 def test_any_class_name_can_be_drawn() -> None:
