@@ -159,7 +159,7 @@ def test_its_card(run: Path, published: Path) -> None:
 
 
 def test_a_licence_that_the_hub_has_no_word_for(run: Path, tmp_path: Path) -> None:
-    publish(run, tmp_path / "own", LICENCES | {"weights": "for the members of our club"})
+    publish(run, tmp_path / "own", LICENCES | {"weights": "for the members\n  of our club"})
     data = ModelCard.load(tmp_path / "own" / "README.md").data
     assert (data.license, data.license_name) == ("other", "for the members of our club")
     assert verify(tmp_path / "own", device="cpu").differences == []

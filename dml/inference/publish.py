@@ -178,7 +178,7 @@ def _licences(given: Mapping[str, str | None], starts: list[dict[str, Any]]) -> 
     }
     found = {}
     for name, (option, question) in questions.items():
-        said = (given.get(name) or "").strip() or known.get(name)
+        said = " ".join((given.get(name) or "").split()) or known.get(name)  # the card has it in one line
         if said in (None, "", "unknown"):
             if not sys.stdin.isatty():
                 raise UserError(f"neither the command nor the run says {question}: say it with {option}.")
