@@ -1,7 +1,11 @@
 """A run, or what was exported of it, as an object: the same bits either way."""
 
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from omegaconf import DictConfig
 from PIL import Image
 
 import dml
+from dml.data.images import pixels
 from dml.errors import UserError
 from dml.inference.embedding import Trained
 from dml.inference.export import export
@@ -125,3 +130,47 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
     }.items():
         with pytest.raises(UserError, match=sentence):
             dml.load(place)
+    with pytest.raises(UserError, match="there is no folder aaa"):
+        dml.load("a" * 300)
+    with pytest.raises(UserError, match=r"0\.png cannot be read"):
+        embedder.transform(file)
+    with pytest.raises(UserError, match=r"\(a picture\) cannot be read \(it has no pixels\)"):
+        embedder.embed([Image.new("RGB", (0, 0))])
+
+
+def test_a_picture_that_comes_several_times(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow cannot read it in two threads at once: pixels would be wrong, or refused."""
+    busy = Lock()
+
+    def slowly(picture: Image.Image) -> Image.Image:
+        assert busy.acquire(blocking=False)
+        time.sleep(0.01)
+        busy.release()
+        return pixels(picture)
+
+    monkeypatch.setattr("dml.inference.load.pixels", slowly)
+    monkeypatch.setattr("dml.inference.embedding.cores", lambda: 8)
+    (file,) = photographs(tmp_path / "photos", classes=1, each=1)
+    found = dml.load(run, device="cpu").embed(deque([Image.open(file)] * 8))
+    assert (found == found[0]).all()
+
+
+def test_weights_that_were_damaged_on_the_disk(run: Path) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    content = bytearray(path.read_bytes())
+    with ZipFile(path) as parts:
+        largest = max(parts.infolist(), key=lambda part: part.file_size)
+    content[largest.header_offset + largest.file_size // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"last\.ckpt is damaged, .*some of it is not as it was written"):
+        dml.load(run)
+
+
+def test_statistics_that_are_no_numbers(run: Path) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    name = next(name for name in content["state_dict"] if name.endswith("running_mean"))
+    content["state_dict"][name][0] = torch.nan
+    torch.save(content, path)
+    with pytest.raises(UserError, match=rf"its weights {name} are NaN or infinite"):
+        dml.load(run)

@@ -116,6 +116,12 @@ def test_commands_hold_no_place_of_the_machine() -> None:
         "dataset.root='/home/me/photos (2024)'": "dataset.root='photos (2024)'",
         "dataset.root=[/home/me/a,/home/me/b]": "dataset.root=[a,b]",
         "dataset.csv=../client/a.csv": "dataset.csv=a.csv",
+        "hydra.searchpath=[file:///home/me/a, file:///home/me/b]": "hydra.searchpath=[a, b]",
+        "x=[ /home/me]": "x=[ me]",
+        "dataset={root: /home/me/a, csv: b/c}": "dataset={root: a, csv: c}",
+        "dataset={root:/home/me/a}": "dataset={root:a}",
+        "backbone.weights=https://me:secret@a.b:8/c/w.pth?token=secret#part": "backbone.weights=https://a.b:8/c/w.pth",
+        "backbone={weights: https://a.b/w.pth?token=secret}": "backbone={weights: https://a.b/w.pth}",
         "+x={a: /home/me/b,c:1}": "+x={a: b,c:1}",
         "backbone.weights=file:///home/me/w.pth": "backbone.weights=w.pth",
         "backbone.weights=client/w.pth": "backbone.weights=w.pth",
@@ -132,11 +138,13 @@ def test_commands_hold_no_place_of_the_machine() -> None:
 
 
 def test_a_configuration_holds_no_place_of_the_machine() -> None:
-    backbone = {"weights": "file:///home/me/w.pth", "weights_dir": "client", "more": ["./a", "b/c"]}
+    address = "https://me:secret@a.b/c/w.pth?token=secret"
+    backbone = {"weights": "file:///home/me/w.pth", "weights_dir": "client", "more": ["./a", "b/c", address]}
     data = {"root": ["client/a", "/home/me/b"], "csv": None, "name": "b/c"}
     paths = {"data_dir": "/home/me/data", "cache_dir": "c", "output_dir": "o", "sweep_dir": "s"}
     found = portable({"backbone": backbone, "dataset": data, "paths": paths, "other": "/home/me/data/x/y"})
-    assert found["backbone"] == {"weights": "data/w.pth", "weights_dir": "data/client", "more": ["data/a", "b/c"]}
+    more = ["data/a", "b/c", "https://a.b/c/w.pth"]
+    assert found["backbone"] == {"weights": "data/w.pth", "weights_dir": "data/client", "more": more}
     assert found["dataset"] == {"root": ["data/a", "data/b"], "csv": None, "name": "b/c"}
     assert found["other"] == "data/x/y"
 
@@ -277,8 +285,25 @@ def front_that_boasts(folder: Path) -> None:
     (folder / "README.md").write_text(text.replace(f"value: {metrics['test/map@r']}\n", "value: 0.9\n"))
 
 
+def card_with_two_values(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(text + "\n| Recall@1 | 0.9999 |  |  |\n")
+
+
 def missing_ranks(folder: Path) -> None:
     (folder / "queries.npz").unlink()
+
+
+def ranks_that_nobody_names(folder: Path) -> None:
+    missing_ranks(folder)
+    manifest = json.loads((folder / "published.json").read_text())
+    manifest["files"].pop("queries.npz")
+    (folder / "published.json").write_text(json.dumps(manifest))
+
+
+def no_figures(folder: Path) -> None:
+    missing_ranks(folder)
+    (folder / "metrics.json").write_text("{}")
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
@@ -298,7 +323,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "licence": (card_without_licence, ["README.md names no licence of the weights"]),
     "card": (card_that_boasts, ["README.md has another value of Recall@1 than metrics.json"]),
     "front": (front_that_boasts, ["the front matter of README.md says map@r 0.9, metrics.json "]),
+    "second": (card_with_two_values, ["README.md has a second value of Recall@1"]),
     "ranks": (missing_ranks, ["queries.npz is missing"]),
+    "unnamed": (ranks_that_nobody_names, ["queries.npz, the ranks of the queries, is missing"]),
+    "figures": (no_figures, ["metrics.json was altered", "metrics.json has none of the figures that a test gives"]),
 }
 
 

@@ -146,7 +146,8 @@ class Pairs:
         """Finds the thresholds of some FMRs, in a second pass. Each FMR has to be at least `resolves()` and below 1."""
         if not fmrs:
             return []
-        allowed = [math.floor(fmr * self.different * (1 + 1e-12)) for fmr in fmrs]
+        # An FMR that is nearly 1 has to leave one pair that does not match: the threshold is above it.
+        allowed = [min(math.floor(fmr * self.different * (1 + 1e-12)), self.different - 1) for fmr in fmrs]
         # At most `allowed` pairs of different classes may match. The threshold is just above the largest similarity
         # that must not match.
         above = self.counts[0][::-1].cumsum()

@@ -28,7 +28,7 @@ from dml.configuration.ranges import Pixels, Size, check_value
 from dml.data.images import decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, enough_memory, some
-from dml.files import NETWORK
+from dml.files import NETWORK, sound
 from dml.inference.places import image_files, shown_path, unreadable_sentence
 from dml.inference.vectors import UNIT, Embedded, check_vectors_place, writable, write_vectors
 from dml.methods.base import Method
@@ -76,9 +76,11 @@ class Trained:
         place = _device(device)
         path = _checkpoint(run, checkpoint)
         with reading(path, "choose another with --checkpoint, or repeat the run"):
+            require(path.name == NETWORK or sound(path), "some of it is not as it was written")
             found = rebuild(path)
-            for name, weights in found.method.named_parameters():
-                require(bool(weights.isfinite().all()), f"its weights {name} are NaN or infinite")
+            for name, weights in found.method.state_dict().items():
+                known = not isinstance(weights, Tensor) or bool(weights.isfinite().all())
+                require(known, f"its weights {name} are NaN or infinite")
             check_value("image_size", found.config.image_size, Pixels)
             check_value("trainer.matmul", found.config.trainer.matmul, TRAINER["matmul"])
         return cls(path, found.step, found.config, found.method.to(place), found.transform)

@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from dml.data.transforms import Transform
+from dml.data.transforms import PadSquare, Transform
 from dml.errors import Unfaithful, UserError
 from dml.files import CONFIG, MANIFEST, NETWORK, atomic_path, holds_network, read_json, write_atomically, write_network
 from dml.inference.embedding import Trained
@@ -162,34 +163,31 @@ def largest_difference(network: Embedding, run: Exported, image_size: int) -> fl
     return largest
 
 
-def write(kind: str, program: ExportedProgram, network: Embedding, image_size: int, folder: Path) -> float:
-    """Writes `model.pt2` or `model.onnx` into a folder. It gets its name only after the comparison with the network.
+def write(kind: str, program: ExportedProgram, network: Embedding, image_size: int, path: Path) -> float:
+    """Writes the network in a format, and compares what was written with the network.
 
     Args:
         kind: `torch` or `onnx`.
         program: the traced network.
         network: the same network, to compare with.
         image_size: S, in pixels.
-        folder: where to write.
+        path: where to write.
 
     Returns:
         The largest difference, see `largest_difference`.
 
     Raises:
         UserError: as `as_onnx`.
-        Unfaithful: the difference is above `TOLERANCE`; there is no file then.
+        Unfaithful: the difference is above `TOLERANCE`.
     """
-    path = folder / FILES[kind]
     make, runs = MAKE[kind]
-    content = make(program)
-    with atomic_path(path) as new:
-        new.write_bytes(content)
-        apart = largest_difference(network, runs(new), image_size)
-        if not apart <= TOLERANCE:
-            raise Unfaithful(
-                f"{path} differed by {apart:.2g} from the network's embeddings of random images, more than "
-                f"{TOLERANCE:.0e}: it was removed."
-            )
+    path.write_bytes(make(program))
+    apart = largest_difference(network, runs(path), image_size)
+    if not apart <= TOLERANCE:
+        raise Unfaithful(
+            f"{FILES[kind]} would differ by {apart:.2g} from the network's embeddings of random images, more than "
+            f"{TOLERANCE:.0e}: nothing was exported."
+        )
     return apart
 
 
@@ -200,10 +198,21 @@ def configuration_of(trained: Trained) -> dict[str, Any]:
     return {name: {} for name in ("trainer", "paths", "protocol", "dataset")} | {str(k): v for k, v in said.items()}
 
 
+# What a name of ours means; other steps are torchvision's.
+MEANT = {
+    PadSquare: "the longer side resized to the first number, bilinearly and antialiased, then padded on both sides to "
+    "a square of the given colour: "
+}
+
+
 def described(transform: Transform) -> list[str]:
     """Returns the steps that turn a picture into an input, one line each."""
     steps = [*([] if transform.first is None else [transform.first]), *transform.moves]
-    return [*(" ".join(repr(step).split()) for step in steps), "RGB levels 0..255 times 1/255, as float32 [3,S,S]"]
+    return [
+        "the first frame as RGB, without transparency, turned as its EXIF orientation says; of 16 bits the upper 8",
+        *(MEANT.get(type(step), "") + " ".join(repr(step).split()) for step in steps),
+        "RGB levels 0..255 times 1/255, as float32 [3,S,S]",
+    ]
 
 
 def export(
@@ -260,15 +269,18 @@ def export(
     program, parity = traced(network, size), {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (ABOUT, *FILES.values()):  # those of other weights must not stay
-            (folder / name).unlink(missing_ok=True)
-        write_network(folder, weights, configuration_of(trained), trained.step)  # first: it marks an export's folder
-        for kind in formats:
-            apart, path = write(kind, program, network, size, folder), folder / FILES[kind]
-            parity[path.name] = {"batches": list(COMPARED), "largest_difference": apart}
-            print(
-                f"{path}: largest difference from the network in float32 {apart:.1e} on {sum(COMPARED)} random images"
-            )
+        with ExitStack() as made:  # an earlier export stays until all of this one is made
+            for kind in formats:
+                new = made.enter_context(atomic_path(folder / FILES[kind]))
+                apart = write(kind, program, network, size, new)
+                parity[FILES[kind]] = {"batches": list(COMPARED), "largest_difference": apart}
+            for name in (ABOUT, *FILES.values()):  # those of other weights must not stay
+                (folder / name).unlink(missing_ok=True)
+            # First, since it marks the folder as an export's.
+            write_network(folder, weights, configuration_of(trained), trained.step)
+        for name, one in parity.items():
+            said = f"largest difference from the network in float32 {one['largest_difference']:.1e}"
+            print(f"{folder / name}: {said} on {sum(COMPARED)} random images")
         content["parity"] = parity
         write_atomically(folder / ABOUT, json.dumps(content, indent=1) + "\n")  # last: a folder that has it is complete
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ from torch import Tensor
 
 from dml.configuration.defaults import EMBEDDED_AT_ONCE
 from dml.configuration.ranges import Size, check_value
-from dml.data.images import pixels
+from dml.data.images import pixels, reason
 from dml.errors import UserError
 from dml.hub import folder_of
 from dml.inference.embedding import Trained, check_norms, in_batches, opened, picture_of
-from dml.inference.places import shown_path
+from dml.inference.places import is_folder, shown_path
 from dml.inference.vectors import side_by_side
 
 Picture = str | Path | Image.Image
+
+DECODING = Lock()  # Pillow reads a picture when its pixels are asked for, and not in two threads at once
 
 
 class Embedder:
@@ -44,8 +47,11 @@ class Embedder:
 
     def transform(self, picture: Picture) -> Tensor:
         """Turns a file or an opened picture into the network's input: `[3,S,S]` float32 in 0..1. An opened picture is
-        turned upright as its EXIF orientation says, as files are."""
-        return self.trained.transform(_opened(picture))
+        turned upright as its EXIF orientation says, as files are. Raises UserError if it cannot be read."""
+        try:
+            return self.trained.transform(_opened(picture))
+        except Exception as error:  # whatever PIL's decoders raise
+            raise UserError(_unreadable(picture, reason(error))) from error
 
     def embed(self, images: Sequence[Picture], batch_size: int = EMBEDDED_AT_ONCE) -> np.ndarray:
         """Embeds files or opened pictures: returns `[N,D]` float32 of unit norm.
@@ -64,11 +70,11 @@ class Embedder:
                 f"embed takes files and pictures of Pillow, and no {wrong[0]}: for an array, PIL.Image.fromarray(...)."
             )
         found = []
-        for batch in opened(self.trained.transform, in_batches(images, batch_size), _opened):
+        for batch in opened(self.trained.transform, in_batches(list(images), batch_size), _opened):
             shown = []
             for picture, image in batch:
                 if isinstance(image, str):
-                    raise UserError(f"the image {_name(picture)} cannot be read ({image}): repair it, or leave it out.")
+                    raise UserError(_unreadable(picture, image))
                 shown.append(image)
             learners = self.trained.embed(torch.stack(shown)).numpy()
             check_norms(self.trained, [_name(picture) for picture, _ in batch], learners)
@@ -89,7 +95,7 @@ def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> E
         UserError: there is no such folder, or nothing trained in it. Also as `dml.hub.folder_of` and `Trained.of`.
     """
     folder = folder_of(place)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UserError(
             f"there is no folder {shown_path(folder)}: name the folder of a run, of dml.export or of dml.publish, or "
             "hf://owner/name."
@@ -98,7 +104,18 @@ def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> E
 
 
 def _opened(picture: Picture) -> Image.Image:
-    return pixels(picture) if isinstance(picture, Image.Image) else picture_of(Path(picture))
+    if not isinstance(picture, Image.Image):
+        return picture_of(Path(picture))
+    if not all(picture.size):
+        raise ValueError("it has no pixels")
+    with DECODING:
+        found = pixels(picture)
+        found.load()
+        return found
+
+
+def _unreadable(picture: Picture, why: str) -> str:
+    return f"the image {_name(picture)} cannot be read ({why}): repair it, or leave it out."
 
 
 def _name(picture: Picture) -> Path:

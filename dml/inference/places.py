@@ -1,6 +1,7 @@
 """Images and other places that a command names: which files they are, and how they are written."""
 
 import os
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,9 +43,19 @@ def _below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
+def is_folder(path: Path) -> bool:
+    """Returns whether a path is a folder; a name that is too long is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def shown_path(path: str | Path) -> str:
-    """Returns a path as text that can be printed, whatever bytes its name consists of."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    """Returns a path as text that can be printed, whatever bytes its name consists of. Control characters, which a
+    terminal would obey, are escaped."""
+    text = os.fsencode(path).decode("utf-8", "replace")
+    return "".join(f"\\x{ord(one):02x}" if unicodedata.category(one) == "Cc" else one for one in text)
 
 
 def unreadable_sentence(files: dict[Path, str]) -> str:

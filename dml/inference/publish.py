@@ -20,7 +20,7 @@ from hydra.utils import get_object
 from torch import Tensor
 
 from dml import __version__
-from dml.configuration.places import holds_path
+from dml.configuration.places import holds_path, without_secrets
 from dml.errors import UserError
 from dml.files import (
     CONFIG,
@@ -32,7 +32,7 @@ from dml.files import (
     write_atomically,
     write_network,
 )
-from dml.hub import is_address, model_of, upload
+from dml.hub import model_of, upload
 from dml.inference.embedding import Trained
 from dml.inference.tested import portable
 from dml.inference.vectors import writable
@@ -50,7 +50,7 @@ CAPTION = "Cosine similarity of positive and negative pairs of test images"
 OF_RUN = ("metrics.json", QUERIES, EMBEDDINGS)
 
 # A value, or a part of Hydra's lists and mappings, without quotes: the key, if there is one, and the rest.
-PART = re.compile(r"((?!file:)\w+:\s*)?([^\[\]{},'\"]+)")
+PART = re.compile(r"(\s*(?:(?!file:)\w+:(?!//)\s*)?)([^\s\[\]{},'\"][^\[\]{},'\"]*)")
 
 
 def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str | None = None) -> None:
@@ -116,8 +116,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         raise UserError(f"{folder} cannot be written ({error.strerror}): name another folder with -o.") from error
     print(f"Published: {folder}\nLook at {folder / CARD}, and check it: python -m dml.verify {folder}")
     if to is not None:
-        pictures = [PICTURE] if facts.picture else []
-        files = [*manifest["files"], *pictures, CARD, MANIFEST]
+        files = [*manifest["files"], CARD, MANIFEST]
         gone = [file for file in (*OF_RUN, PICTURE) if file not in files]
         print(f"On the hub: {upload(folder, files, to, f'{name}, step {trained.step}', gone)}")
 
@@ -142,7 +141,7 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _manifest(folder: Path, trained: Trained, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    files = [NETWORK, CONFIG, provenance.FILE, *OF_RUN]
+    files = [NETWORK, CONFIG, provenance.FILE, *OF_RUN, PICTURE]
     return {
         "dml": __version__,
         "weights": trained.digest(),
@@ -205,10 +204,10 @@ def _without_places(start: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_place(option: str, part: re.Match[str]) -> str:
     """Returns a part of an option's value as it is, or only its name if it is a path."""
-    key, value = part[1] or "", part[2]
-    if is_address(part[0]) and not part[0].startswith("file:"):
-        return part[0]
-    return key + Path(value).name if holds_path(key.rstrip(": ") or option, value) else part[0]
+    key, value = part[1], part[2]
+    if "://" in value and not value.startswith("file:"):
+        return key + without_secrets(value)
+    return key + Path(value).name if holds_path(key.strip().rstrip(":") or option, value) else part[0]
 
 
 def _in_a_sentence(protocol: Any, checkpoint: str) -> str:

@@ -107,6 +107,8 @@ def _write(
         draft = _together(lambda: Draft.open(out))
         unreadable = _together(lambda: _embed(trained, files, draft, batch_size, skip))
         found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
+        if first and len(found) == len(files):
+            Draft.remove(out)  # nothing of it is of use
         if found and (not skip or len(found) == len(files)):
             remedy = "name others" if skip else "repair what cannot be read, or leave it out with --skip"
             raise UserError(f"{unreadable_sentence({files[at]: why for at, why in sorted(found.items())})}: {remedy}.")

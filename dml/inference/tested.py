@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from dml.configuration.components import instantiate
 from dml.configuration.options import check_plain
-from dml.configuration.places import holds_path
+from dml.configuration.places import holds_path, without_secrets
 from dml.data.check import readable
 from dml.data.dataset import open_dataset
 from dml.data.records import Records
@@ -127,7 +127,7 @@ def portable(config: dict[str, Any]) -> dict[str, Any]:
             return DATA + node[len(data_dir) :]
         if holds_path(option, node):
             return f"{DATA}/{Path(node).name}"
-        return node
+        return without_secrets(node) if "://" in node else node
 
     kept = {name: part for name, part in config.items() if name not in ("logger", "hydra", "debug")}
     paths = {"data_dir": DATA, "cache_dir": "cache", "output_dir": "runs", "sweep_dir": "runs"}

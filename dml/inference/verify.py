@@ -146,12 +146,21 @@ def _card(place: Path, metrics: Mapping[str, float]) -> Iterator[str]:
     if licence_of(place) is None:
         yield f"{CARD} names no licence of the weights"
     text = card.read_text(encoding="utf-8", errors="replace")
-    for line in figures(metrics)[2:]:
-        if line not in text.splitlines():
-            yield f"{CARD} has another value of {line.split('|')[1].strip()} than metrics.json"
+    lines, true = text.splitlines(), figures(metrics)[2:]
+    for line in true:
+        if line not in lines:
+            yield f"{CARD} has another value of {_row(line)} than metrics.json"
+    names = {_row(line) for line in true}
+    more = [line for line in lines if line.startswith("|") and line not in true and _row(line) in names]
+    for line in more if not any(one not in lines for one in true) else ():
+        yield f"{CARD} has a second value of {_row(line)}"
     for name, value in _results(place / CARD):
         if metrics.get(f"test/{name}") != value:
             yield f"the front matter of {CARD} says {name} {value}, metrics.json {metrics.get(f'test/{name}')}"
+
+
+def _row(line: str) -> str:
+    return line.split("|")[1].strip()
 
 
 def _results(card: Path) -> Iterator[tuple[str, object]]:
@@ -190,6 +199,8 @@ def _again(
     arithmetic = trained.config.trainer
     allowed = ROUNDED if "16" in str(arithmetic.precision) or arithmetic.matmul != "highest" else COSINE
     differences, moved, of_ranking = [], 0, {}
+    if queries is None and protocol.ranking(split, embedded) is not None:
+        differences.append(f"{QUERIES}, the ranks of the queries, is missing")
     if queries is not None:
         query = embedded.take(split.query)
         gallery = None if split.gallery is None else embedded.take(split.gallery)
@@ -219,6 +230,8 @@ def _again(
     protocol.clustering = False
     scores = of_ranking | protocol.score(embedded, split, "test", groups=trained.method.groups(), final=True)
     compared = {name: abs(value - metrics[name]) for name, value in scores.items() if name in metrics}
+    if not compared:
+        differences.append("metrics.json has none of the figures that a test gives")
     wrong_figures = sorted(name for name, apart in compared.items() if not apart <= _allowed(name, len(split.query)))
     if wrong_figures:
         name = wrong_figures[0]

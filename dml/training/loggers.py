@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from omegaconf import DictConfig
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
@@ -20,7 +19,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from tabulate import tabulate
 
 from dml.configuration.identity import configuration, flat, label
-from dml.configuration.places import holds_path
+from dml.configuration.places import holds_path, without_secrets
 from dml.configuration.trainings import axes_of
 from dml.errors import UserError
 from dml.evaluation.metric import HEADLINE
@@ -206,10 +205,7 @@ def shareable(config: DictConfig) -> dict[str, Any]:
             return value
         if holds_path(option, value):
             return f".../{Path(value).name}"
-        if "://" in value:
-            parts = urlsplit(value)
-            return urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
-        return value
+        return without_secrets(value) if "://" in value else value
 
     options = flat(config, config.runtime) | {f"runtime.{name}": value for name, value in config.runtime.items()}
     return {name.replace(".", "/"): clean(name.rpartition(".")[2], value) for name, value in options.items()}

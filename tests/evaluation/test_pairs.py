@@ -62,6 +62,13 @@ def test_operating_points_are_those_of_all_pairs_held_and_sorted(data: tuple[np.
             assert abs(rate * len(of) - (of > forbidden).sum()) <= near + 1e-6
 
 
+def test_an_fmr_that_is_nearly_1_changes_no_other() -> None:
+    found = Pairs(*clustered(700, 40, 8))
+    alone, together = found.operating([0.01]), found.operating([1 - 1e-15, 0.01])
+    assert together[1] == alone[0]
+    assert together[0].fmr == 1 - 1 / found.different
+
+
 def test_the_curve_is_exact_where_it_is_given() -> None:
     points, labels = coarse(600, 30, 6)
     different, same = held(points, labels)
