@@ -18,6 +18,7 @@ from dml.data.images import pixels
 from dml.errors import UserError
 from dml.inference.embedding import Trained
 from dml.inference.export import export
+from dml.inference.places import shown_path
 from dml.inference.search import search
 from dml.methods.base import Method
 from dml.models.products import products
@@ -153,6 +154,10 @@ def test_a_picture_that_comes_several_times(run: Path, tmp_path: Path, monkeypat
     (file,) = photographs(tmp_path / "photos", classes=1, each=1)
     found = dml.load(run, device="cpu").embed(deque([Image.open(file)] * 8))
     assert (found == found[0]).all()
+
+
+def test_a_terminal_does_not_obey_the_name_of_a_file() -> None:
+    assert shown_path("photos/\x1b[31ma\n\udce9.png") == "photos/\\x1b[31ma\\x0a\ufffd.png"
 
 
 def test_weights_that_were_damaged_on_the_disk(run: Path) -> None:

@@ -107,8 +107,8 @@ def test_another_rank_tells_what_the_first_does_not_know(rank: str, unknown: str
     assert done.stdout.split() == ["waiting", unknown]
 
 
-@pytest.mark.parametrize(("certain", "waits"), [(True, 9), (False, 1)])
-def test_how_long_ranks_wait_for_the_first(monkeypatch: pytest.MonkeyPatch, certain: bool, waits: int) -> None:
+@pytest.mark.parametrize("certain", [True, False])
+def test_how_long_ranks_wait_for_the_first(monkeypatch: pytest.MonkeyPatch, certain: bool) -> None:
     """Without a limit if it is known to end: its loggers may need minutes, and it is killed when another rank ends."""
     parents = [7] * 9
     monkeypatch.setattr(process, "PATIENCE", 0)
@@ -117,8 +117,7 @@ def test_how_long_ranks_wait_for_the_first(monkeypatch: pytest.MonkeyPatch, cert
     monkeypatch.setenv(process.PARENT, "7")
     monkeypatch.setenv("LOCAL_RANK", "1")
     process.wait_for_the_first_rank(certain)
-    assert 9 - len(parents) >= waits
-    assert bool(parents) == (not certain)
+    assert bool(parents) == (not certain)  # until the parent is another one, or not
 
 
 def test_a_mistake_of_all_ranks_is_told_once() -> None:

@@ -109,9 +109,7 @@ def _opened(picture: Picture) -> Image.Image:
     if not all(picture.size):
         raise ValueError("it has no pixels")
     with DECODING:
-        found = pixels(picture)
-        found.load()
-        return found
+        return pixels(picture)
 
 
 def _unreadable(picture: Picture, why: str) -> str:
