@@ -104,6 +104,7 @@ class Row:
     Attributes:
         overrides: Hydra overrides; None: it is not trained here.
         search: options that are tuned for this row alone: name -> values.
+        tuned: whether the row is tuned where the experiment has tuning; else it is trained as it stands.
         command: a script of experiments/ with its options, which runs in place of a training. "{seed}" in it stands
             for the seed. The script writes the figures of each row to `metrics.json` in the folder of --out.
         smoke: options that make the script short.
@@ -118,6 +119,7 @@ class Row:
     name: Name
     overrides: list[str] | None = None
     search: dict[Option, Values] = field(default_factory=dict)
+    tuned: bool = True
     command: Annotated[list[str], Field(min_length=1)] | None = None
     smoke: list[str] = field(default_factory=list)
     published: dict[str, dict[str, Printed]] = field(default_factory=dict)
@@ -228,7 +230,7 @@ class Experiment:
         Raises:
             UserError: the row's grid has more or fewer combinations than every row is given.
         """
-        if self.tuning is None or row.overrides is None:
+        if self.tuning is None or row.overrides is None or not row.tuned:
             return None
         overrides = (*self.overrides, *row.overrides, *changes, *self.tuning.overrides)
         grid = {**self.tuning.search, **row.search}
@@ -241,7 +243,7 @@ class Experiment:
 
     def searched(self, row: Row) -> list[str]:
         """Returns the names of the options that are searched for a row."""
-        return [] if self.tuning is None or row.overrides is None else [*self.tuning.search, *row.search]
+        return [] if self.tuning is None or self.search(row) is None else [*self.tuning.search, *row.search]
 
     def chosen(self, row: Row, changes: Sequence[str] = ()) -> list[str] | None:
         """Returns the options that a row's search found: [] if it needs no search, None if it was not searched yet."""
