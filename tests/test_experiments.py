@@ -700,6 +700,7 @@ def test_a_file_that_says_nonsense(little: Experiment, tmp_path: Path) -> None:
         ("overrides: [method=baseline]", "command: []", "rows[0].command is empty"),
         ("{name: mine,", "{name: mine, command: [toy.py],", "the row 'mine' has both overrides: and command:"),
         ("{name: mine,", "{name: mine, search: {lr: [1]},", "the row 'mine' has search:, but the experiment has no"),
+        ("{name: mine,", "{name: mine, tuned: false, search: {lr: [1]},", "the row 'mine' has search:, but tuned:"),
         ("{name: theirs,", "{name: theirs, search: {lr: [1]},", "the row 'theirs' has search:, but no overrides:"),
         ("{name: mine,", "{name: mine, smoke: [--steps, '1'],", "the row 'mine' has smoke:, but no command:"),
     ],

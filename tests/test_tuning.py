@@ -50,6 +50,17 @@ rows:
     return read_experiment("us/table1")
 
 
+def test_a_row_can_stand_untuned_among_others(little: Experiment) -> None:
+    path = little.record.with_suffix(".yaml")
+    path.write_text(path.read_text() + "  - {name: mine, tuned: false, overrides: [method=baseline, lr=3e-3]}\n")
+    now = read_experiment("us/table1")
+    mine = now.rows["mine"]
+    assert [one.row for one in searches(now, again=True)] == ["plain", "ABE"]
+    assert now.chosen(mine) == now.searched(mine) == []
+    (training,) = now.trainings(["mine"])
+    assert training.overrides[-2:] == ("method=baseline", "lr=3e-3")
+
+
 def searched(search: Search, out: Path, configure: Callable[..., DictConfig], *values: float) -> None:
     """As if the trials of a search had come to some values."""
     for i, value in enumerate(values):

@@ -124,10 +124,10 @@ def _check_row(row: Row, form: ExperimentForm) -> None:
         raise ValueError(f"the row '{row.name}' has both overrides: and command:")
     if row.overrides is None and row.search:
         raise ValueError(f"the row '{row.name}' has search:, but no overrides:")
+    if row.search and not row.tuned:
+        raise ValueError(f"the row '{row.name}' has search:, but tuned: false")
     if row.search and form.tuning is None:
         raise ValueError(f"the row '{row.name}' has search:, but the experiment has no tuning:")
-    if row.search and not row.tuned:
-        raise ValueError(f"the row '{row.name}' has search:, and tuned: false")
     if row.command is None and row.smoke:
         raise ValueError(f"the row '{row.name}' has smoke:, but no command:")
     known = [metric.name for metric in METRICS if "compare" in metric.tables]
