@@ -33,7 +33,8 @@ def arguments() -> Arguments:
     smoke = add("smoke", "train one step of each row, on miniature data", "*")
     record = add("record", "keep the measured figures in experiments/, with commit and hardware", "+")
     report = add("report", "write a page with published figures, measured ones, and their difference", "*")
-    add("table", "print what was measured as Markdown tables", "+")
+    table = add("table", "print what was measured as Markdown tables", "+")
+    table.add_argument("--against", metavar="ROW", help="compare with this row of one experiment in place of its own")
     for one in (run, smoke):
         several(one, "--rows", "ROW", "only these rows, of one experiment")
     several(run, "--parts", "PART", "only these parts, of one experiment")

@@ -22,6 +22,7 @@ from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared
 from dml.papers.page import _fewer, markdown
 from dml.papers.records import record_finished
+from dml.papers.shown import table
 from dml.papers.trainings import folder_of
 from dml.runs.folder import RunFolder
 from tests.recorded import EXPERIMENTS
@@ -288,6 +289,27 @@ def test_what_another_process_recorded_meanwhile_stays(
     record_finished(two, [], tmp_path / "here")
     assert {one.row for one in kept(read_experiment("us/table1"))} == {"base", "mine"}
     assert len(read_experiment("us/table1").compared) == 2
+
+
+def test_rows_are_shown_against_another_row(
+    two: Experiment, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two.record.with_suffix(".yaml")
+    path.write_text(path.read_text().replace("method=abe]", "method=abe], pattern: {recall@1: above}"))
+    for row in ("base", "mine"):
+        train(row, tmp_path / "out")
+    record_finished(read_experiment("us/table1"), [], tmp_path / "out")
+    kept_now = two.record.read_bytes()
+    (own,) = [one for one in read_experiment("us/table1").compared if one.metric == "map@r"]
+    capsys.readouterr()
+    table(["us"], "mine")
+    said = capsys.readouterr().out
+    assert f"{-100 * own.estimate:+.2f} ({-100 * own.high:+.2f} to {-100 * own.low:+.2f})" in said
+    assert "MAP@R less mine" in said
+    assert "pattern" not in said
+    assert two.record.read_bytes() == kept_now
+    with pytest.raises(UserError, match=r"us/table1 has no row 'nine': did you mean mine\?"):
+        table(["us"], "nine")
 
 
 def test_other_images_are_not_compared(two: Experiment, train: Train, tmp_path: Path) -> None:

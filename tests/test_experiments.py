@@ -652,6 +652,8 @@ def test_rows_are_alike_in_miniature_where_length_or_backbone_differ(tmp_path: P
         (["run", "gsp/table5", "--dry-run"], "nothing of gsp/table5 is trained here: all its rows are quoted"),
         (["run", "abe/table2", "--out", "OUT"], "nothing of this can be trained here"),
         (["table", "abe/figure5"], "nothing was measured yet for abe/figure5"),
+        (["table", "comparison", "--against", "GSP"], "--against names a row of one experiment: name that one alone"),
+        (["table", "losses/default", "--against", "margin"], "of no part is it recorded for this row and another"),
     ],
 )
 def test_mistakes(
