@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 
-def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Any:
+def load(place: str | Path, checkpoint: str | None = None, device: str = "auto") -> Any:
     """Loads what a run has learned, as an `Embedder` that embeds images. See `dml.inference.load.load`."""
     # Imported here and by name: modules of `dml.inference` import this module for its version.
     return import_module("dml.inference.load").load(place, checkpoint, device)

@@ -1,8 +1,8 @@
 """Exit codes of the commands, the exception for mistakes of the user, and the meaning of errors of the system.
 
-Exit codes: 0 done; 1 an error, with its traceback, or a sweep with a job that failed; 2 a user's mistake, told in one
-sentence; 75 stopped by a signal, with a checkpoint if training had begun; 130 Ctrl-C; 141 nobody reads the output any
-more. After all of them but 2, the same command continues the work.
+Exit codes: 0 done; 1 an error, with its traceback, a job that failed, or a check that did not hold; 2 a user's mistake
+or a full disk, told in one sentence; 75 stopped by a signal, with a checkpoint if training had begun; 130 Ctrl-C; 141
+nobody reads the output any more. The same command continues the work, after 2 once the cause is mended.
 """
 
 import errno

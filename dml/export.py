@@ -9,7 +9,7 @@ image for it.
 from pathlib import Path
 
 from dml.configuration.command_line import ending
-from dml.configuration.defaults import CHECKPOINTS
+from dml.configuration.defaults import CHECKPOINT, CHECKPOINTS
 from dml.hub import folder_of
 from dml.launch.arguments import Arguments, beside, place
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("run", type=place, metavar="RUN", help="folder of a run, or hf://owner/name")
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: RUN/export)")
     parser.add_argument("--format", choices=("onnx", "torch", "both"), default="both", help="default: %(default)s")
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, help=CHECKPOINT)
     options = parser.parse_args()
     from dml.inference.export import export
 

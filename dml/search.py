@@ -5,7 +5,7 @@ again. Similarities are cosines of whole embeddings. FOLDER gets results.html. U
 earlier search or a gallery.npy, it also gets vectors.npz and index.faiss, which other programs can read.
 
 A gallery.npy is not loaded as a whole: exact search holds a block of it in memory, --index hnsw the vectors and their
-graph, --index ivfpq about a fifteenth of the vectors. The recall of these two indexes is measured, and their effort is
+graph, --index ivfpq about a twelfth of the vectors. The recall of these two indexes is measured, and their effort is
 raised until it reaches --min-recall. They are written for any GALLERY. Vectors of a folder of images are written before
 such an index is built, so they are kept even if it fails.
 """

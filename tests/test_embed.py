@@ -1,6 +1,7 @@
 """Vectors of any images by a trained run."""
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,6 +64,20 @@ def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: 
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, table.embeddings.flatten(1) / 2**0.5, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+
+
+def test_the_weights_are_those_of_the_figures(run: Path, configure: Configure) -> None:
+    """Of a run whose figures are of the best checkpoint, that one; the last while it has no figures."""
+    last = run / "checkpoints" / "last.ckpt"
+    assert Trained.of(run).checkpoint == last
+    (run / "metrics.json").write_text('{"test/recall@1": 0.5, "best_on_test/step": 3}')
+    assert Trained.of(run).checkpoint == last
+    (run / "metrics.json").write_text('{"test/recall@1": 0.5, "last/recall@1": 0.4, "best_on_validation/step": 3}')
+    with pytest.raises(UserError, match=r"has no checkpoint checkpoints/best_on_validation\.ckpt: it has last\."):
+        Trained.of(run)
+    best = shutil.copy(last, last.with_name("best_on_validation.ckpt"))
+    assert Trained.of(run).checkpoint == best
+    assert Trained.of(run, "last").checkpoint == last
 
 
 def test_the_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

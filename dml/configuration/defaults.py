@@ -6,6 +6,8 @@ SUMMARY = Path("runs/summary")  # the folder of tables and pictures over several
 
 CHECKPOINTS = ("last", "best_on_test", "best_on_validation")
 
+CHECKPOINT = "default: the one that the run's figures are of"
+
 EMBEDDED_AT_ONCE = 64  # images
 
 INDEXES = ("flat", "hnsw", "ivfpq")  # of a gallery

@@ -34,6 +34,7 @@ from dml.inference.vectors import UNIT, Embedded, check_vectors_place, writable,
 from dml.methods.base import Method
 from dml.models.products import products
 from dml.process import cores
+from dml.runs.chosen import result
 from dml.runs.folder import RunFolder
 from dml.runs.reading import reading, require
 from dml.training.rebuild import rebuild
@@ -60,12 +61,13 @@ class Trained:
     transform: Transform
 
     @classmethod
-    def of(cls, run: Path, checkpoint: str = "last", device: str = "cpu") -> "Trained":
+    def of(cls, run: Path, checkpoint: str | None = None, device: str = "cpu") -> "Trained":
         """Loads a checkpoint of a run folder, or the weights that `dml.export` or `dml.publish` wrote.
 
         Args:
             run: the folder.
-            checkpoint: one of `CHECKPOINTS`; `last` for what was exported or published, which has one only.
+            checkpoint: one of `CHECKPOINTS`; None: the one that the run's figures are of, the last one if it has no
+                figures yet. What was exported or published has one only: None.
             device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
         Raises:
@@ -218,15 +220,17 @@ def in_batches(files: Sequence[T], size: int) -> list[Sequence[T]]:
     return [files[at : at + size] for at in range(0, len(files), size)]
 
 
-def _checkpoint(run: Path, name: str) -> Path:
+def _checkpoint(run: Path, name: str | None) -> Path:
     """Returns the path of a run's checkpoint. Raises UserError if the run has none of that name."""
-    if name not in CHECKPOINTS:
+    if name is not None and name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
     if (run / NETWORK).is_file() and not (run / "checkpoints").exists():
-        if name != "last":
+        if name is not None:
             raise UserError(f"{run} has the weights of one checkpoint only: leave --checkpoint {name} out.")
         return run / NETWORK
     folder = RunFolder(run)
+    if name is None:
+        name = result(folder.metrics()) if (run / "metrics.json").is_file() else "last"
     path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():
         others = [other for other in CHECKPOINTS if (path.parent / f"{other}.ckpt").is_file()]
@@ -254,7 +258,7 @@ def write_embeddings(
     places: Sequence[Path],
     out: Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     learners: bool = False,

@@ -216,7 +216,7 @@ def described(transform: Transform) -> list[str]:
 
 
 def export(
-    run: Path, folder: Path, formats: tuple[str, ...] = tuple(FILES), checkpoint: str = "last"
+    run: Path, folder: Path, formats: tuple[str, ...] = tuple(FILES), checkpoint: str | None = None
 ) -> dict[str, Any]:
     """Runs the command: writes a run's embedding in some formats, and `model.json`.
 

@@ -82,13 +82,13 @@ class Embedder:
         return np.concatenate(found)
 
 
-def load(place: str | Path, checkpoint: str = "last", device: str = "auto") -> Embedder:
+def load(place: str | Path, checkpoint: str | None = None, device: str = "auto") -> Embedder:
     """Loads what a run has learned.
 
     Args:
         place: the folder of a run, or a folder that `python -m dml.export` or `dml.publish` wrote, or the address of a
             published embedding, `hf://owner/name[@revision]`.
-        checkpoint: of a run, one of `dml.configuration.defaults.CHECKPOINTS`.
+        checkpoint: of a run, one of `dml.configuration.defaults.CHECKPOINTS`; None: see `Trained.of`.
         device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
     Raises:

@@ -37,8 +37,8 @@ from dml.inference.embedding import Trained
 from dml.inference.tested import portable
 from dml.inference.vectors import writable
 from dml.reporting.card import Facts, Licences, card
-from dml.reporting.table import monitor
 from dml.runs import provenance
+from dml.runs.chosen import result
 from dml.runs.folder import RunFolder
 from dml.runs.scores import EMBEDDINGS, QUERIES
 
@@ -75,7 +75,7 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
     if settings is None:
         raise UserError(f"{run} is not the folder of a run: name one.")
     metrics = RunFolder(run).metrics()
-    trained = Trained.of(run, "last" if (run / MANIFEST).is_file() else result(metrics))
+    trained = Trained.of(run)
     config = load_checkpoint(trained.checkpoint)["config"]
     starts = [_without_places(start) for start in provenance.starts(run)]
     if to is not None:
@@ -119,15 +119,6 @@ def publish(run: Path, folder: Path, licences: Mapping[str, str | None], to: str
         files = [*manifest["files"], CARD, MANIFEST]
         gone = [file for file in (*OF_RUN, PICTURE) if file not in files]
         print(f"On the hub: {upload(folder, files, to, f'{name}, step {trained.step}', gone)}")
-
-
-def result(metrics: Mapping[str, float]) -> str:
-    """Returns the name of the checkpoint to which a run's figures belong.
-
-    If that is not the last checkpoint, `metrics.json` has the last one's figures too, under `last/`.
-    """
-    chosen = any(name.startswith("last/") for name in metrics)
-    return f"best_on_{monitor(metrics)}" if chosen else "last"
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def search(
     out: Path | None = None,
     *,
     k: int = 10,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     skip: bool = False,

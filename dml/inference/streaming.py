@@ -59,7 +59,7 @@ def write_gallery(
     places: Sequence[Path],
     out: Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
     skip: bool = False,
@@ -89,7 +89,14 @@ def write_gallery(
 
 
 def _write(
-    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, skip: bool, dtype: str
+    run: Path,
+    places: Sequence[Path],
+    out: Path,
+    checkpoint: str | None,
+    batch_size: int,
+    device: str,
+    skip: bool,
+    dtype: str,
 ) -> None:
     first = not is_initialized() or get_rank() == 0
     files, trained, what = _together(lambda: _prepared(run, places, out, checkpoint, batch_size, device, dtype, first))
@@ -127,7 +134,14 @@ def _write(
 
 
 def _prepared(
-    run: Path, places: Sequence[Path], out: Path, checkpoint: str, batch_size: int, device: str, dtype: str, first: bool
+    run: Path,
+    places: Sequence[Path],
+    out: Path,
+    checkpoint: str | None,
+    batch_size: int,
+    device: str,
+    dtype: str,
+    first: bool,
 ) -> tuple[list[Path], Trained, dict[str, Any]]:
     """Returns the images with absolute paths, the run, and what is to be written, on which the processes have to
     agree."""

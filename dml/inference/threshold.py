@@ -37,7 +37,7 @@ def choose(
     run: Path,
     fmr: float,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | None = None,
     batch_size: int = EMBEDDED_AT_ONCE,
     device: str = "auto",
 ) -> dict[str, Any]:

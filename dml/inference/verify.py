@@ -18,7 +18,7 @@ from dml.evaluation.rounding import rank_bounds
 from dml.files import MANIFEST, NETWORK, read_tensors, sha256_of
 from dml.hub import folder_of, front_matter, licence_of
 from dml.inference.embedding import Trained
-from dml.inference.publish import CARD, digests_of, result
+from dml.inference.publish import CARD, digests_of
 from dml.inference.tested import Tested
 from dml.reporting.card import figures
 from dml.runs.reading import read_metrics_json, reading, require
@@ -80,7 +80,7 @@ def verify(
     found += [] if queries is None else _of_ranks(metrics, queries)
     if any(NETWORK in one for one in found) and not _loads(place):
         return Verdict(found, "")
-    trained = Trained.of(place, "last" if published else result(metrics), device)
+    trained = Trained.of(place, device=device)
     again, said = _again(trained, Tested.of(trained, data), metrics, queries, batch_size)
     return Verdict(found + again, said)
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
+from dml.configuration.defaults import CHECKPOINT, CHECKPOINTS, EMBEDDED_AT_ONCE
 from dml.errors import UserError
 from dml.hub import is_address, parted
 
@@ -34,7 +34,7 @@ def beside(place: str | Path, name: str) -> Path:
 def embedding_options(parser: argparse.ArgumentParser, skip: bool = True) -> None:
     """Adds the options of commands that embed images: `--checkpoint`, `--batch-size`, `--device`, and with `skip` also
     `--skip`."""
-    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="last", help="default: %(default)s")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, help=CHECKPOINT)
     parser.add_argument(
         "--batch-size", type=int, default=EMBEDDED_AT_ONCE, help="images at a time (default: %(default)s)"
     )

@@ -26,12 +26,12 @@ from dml.reporting.table import (
     columns,
     interval,
     marked,
-    monitor,
     places,
     reranked,
     tested_on,
 )
 from dml.runs.about import settings
+from dml.runs.chosen import monitor
 from dml.runs.folder import RunFolder
 from dml.runs.provenance import said_of_starts, versions_line
 

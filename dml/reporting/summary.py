@@ -33,7 +33,7 @@ from dml.evaluation.metric import metric as declared_metric
 from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
 from dml.reporting.page import render
-from dml.reporting.table import monitor
+from dml.runs.chosen import monitor
 from dml.runs.collecting import BELOW, Group, groups, leaves, said_below, twice
 from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics

@@ -7,6 +7,7 @@ from rich.console import Console
 from dml.console import print_columns
 from dml.evaluation.interval import ENDS, LEVEL
 from dml.evaluation.metric import GAIN, HEADLINE, RERANKED, Metric, declared, metric
+from dml.runs.chosen import monitor
 from dml.runs.collecting import BELOW, below_untrained, said_below
 
 LAST = {"last": "test", "best on test*": "best_on_test"}
@@ -71,11 +72,6 @@ def reranked(metrics: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
             gain = one.change(metrics[name], ends) if name in metrics else ""
             rows.append([one.title, *(cells(metrics, place, [one])[0] for place in ("test", RERANKED)), gain])
     return ["", "plain", "re-ranked", "gained"], rows
-
-
-def monitor(metrics: Mapping[str, float]) -> str:
-    """Returns on which part of the split the best checkpoint was chosen, `test` or `validation`."""
-    return "validation" if "best_on_validation/step" in metrics else "test"
 
 
 def tested_on(metrics: Mapping[str, float]) -> str:

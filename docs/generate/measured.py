@@ -21,7 +21,7 @@ PAPERS = {
     "diablo": "DIABLO",
     "deml": "DeML",
     "gsp": "GSP",
-    "comparison": "All methods under one budget",
+    "comparison": "All methods, tuned alike",
     "patterns": "The papers' patterns on Cars196",
     "losses": "All losses",
     "speed": "Speed and memory",

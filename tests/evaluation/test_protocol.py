@@ -18,6 +18,7 @@ from dml.evaluation.evaluator import Embedded
 from dml.evaluation.identities import OneImageGallery
 from dml.evaluation.metrics import rank
 from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit, Tuning
+from dml.inference.embedding import Trained
 from dml.launch.run import task
 from dml.runs.log import read_metrics
 from dml.runs.scores import read_queries
@@ -155,6 +156,7 @@ def test_what_is_the_result(configure: Configure, tmp_path: Path, select: str) -
     best = figures[f"best_on_{watched}/step"]
     assert seen[best] == max(seen.values()) > seen[8]  # so that it makes a difference which one is taken
     name = "last.ckpt" if select == "last" else f"best_on_{watched}.ckpt"
+    assert Trained.of(folder).checkpoint == folder / "checkpoints" / name
     method = load_method(str(folder / "checkpoints" / name))
     parts = build(configure(*options))
     images = parts.data.test_images(parts.split.query)
