@@ -80,6 +80,11 @@ class Sampler:
         share = self.batch_size // self.world_size
         places = range(self.rank * share, (self.rank + 1) * share)
         for step, batch in enumerate(self.batches(self.start_step), self.start_step):
+            if len(batch) != self.batch_size:
+                raise UserError(
+                    f"{type(self).__name__} draws a batch of {len(batch)} images, where sampler.batch_size="
+                    f"{self.batch_size}: it has to draw as many."
+                )
             yield [(int(batch[place]), step, place) for place in places]
 
 

@@ -23,6 +23,8 @@ from dml.errors import UserError
 # Losses of pytorch-metric-learning that learn vectors of the classes, or that refuse pairs when they are called.
 WITHOUT_PAIRS = (WeightMixin, InstanceLoss, P2SGradLoss, PNPLoss, RankedListLoss, VICRegLoss)
 
+OF_PAIRS = ("pairs", "indices_tuple")  # parameters of losses for what a miner found
+
 
 class Loss(nn.Module, Waits):
     """A loss of one learner with its miner, computed in float32 whatever the trainer's precision.
@@ -39,8 +41,8 @@ class Loss(nn.Module, Waits):
         add_batch: the loss of the batch alone is added to that in the cross-batch memory, as in XBM's released code.
 
     Raises:
-        UserError: `memory_from` or `add_batch` is set without a memory, the miner is for a loss that takes no pairs, or
-            it cannot mine in a memory.
+        UserError: `memory_from` or `add_batch` is set without a memory, the miner is for a loss that takes no pairs, it
+            cannot mine in a memory, or the loss needs one and there is none.
     """
 
     def __init__(
@@ -66,8 +68,12 @@ class Loss(nn.Module, Waits):
         self.memory_from, self.batches = memory_from, 0  # batches: counted only until the memory is used
         parameters = list(inspect.signature(loss.forward).parameters.values())[2:]  # after embeddings and labels
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self.takes = {p.name for p in named}
-        self.needs = {p.name for p in named if p.default is p.empty}
+        self.takes = {p.name for p in named} - set(OF_PAIRS)
+        self.needs = {p.name for p in named if p.default is p.empty} - set(OF_PAIRS)
+        self.of_pairs = next((p.name for p in named if p.name in OF_PAIRS), None)  # the parameter of what is mined
+        required = any(p.name in OF_PAIRS and p.default is p.empty for p in named)
+        if required and miner is None:
+            raise UserError(f"loss={type(loss).__name__} needs a miner: choose one, such as miner=multi_similarity.")
 
     def check_memory(self, images: int) -> None:
         """Raises UserError if a cross-batch memory is smaller than a batch of so many images."""
@@ -104,14 +110,14 @@ class Loss(nn.Module, Waits):
                 f"{type(loss).__name__} needs {', '.join(lacking)}, which this method does not compute: choose another "
                 f"loss; available are {', '.join(sorted(auxiliary)) or 'embeddings and labels alone'}."
             )
-        wanted = {name: value for name, value in auxiliary.items() if name in self.takes}
+        wanted: dict[str, Any] = {name: value for name, value in auxiliary.items() if name in self.takes}
         with torch.autocast(embeddings.device.type, enabled=False):
-            mined = () if self.miner is None else (self._mined(self.miner, embeddings, labels),)
-            value: Any = loss(embeddings, labels, *mined, **wanted)
+            if self.miner is not None and self.of_pairs is not None:
+                wanted[self.of_pairs] = self._mined(self.miner, embeddings, labels)
+            value: Any = loss(embeddings, labels, **wanted)
             if self.add_batch and not alone:
                 value = value + whole.loss(embeddings, labels)
-        result: Tensor | dict[str, Tensor] = value
-        return result
+        return _checked(value, type(loss).__name__)
 
     def _mined(self, miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Runs the miner and converts its result to what the loss takes: masks, or indices of pairs or triplets."""
@@ -144,6 +150,20 @@ class Loss(nn.Module, Waits):
             setattr(self if name == "batches" else self.loss, name, value)
 
 
+def _checked(value: Any, name: str) -> Tensor | dict[str, Tensor]:
+    """Returns what a loss returned. Raises UserError unless it is a scalar, or named scalars."""
+    found = list(value.values()) if isinstance(value, dict) else [value]
+    wrong = [one for one in found if not isinstance(one, Tensor) or one.ndim]
+    if found and not wrong:
+        result: Tensor | dict[str, Tensor] = value
+        return result
+    shapes = [
+        f"a tensor of shape {list(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in wrong
+    ]
+    said = shapes[0] if found else "no terms"
+    raise UserError(f"loss={name} returns {said}: it has to return a scalar, or named scalars.")
+
+
 def _check_miner(loss: nn.Module, miner: nn.Module) -> None:
     """Raises UserError for a miner that cannot be used with the loss."""
     name, mines = type(loss).__name__, type(miner).__name__
@@ -154,7 +174,7 @@ def _check_miner(loss: nn.Module, miner: nn.Module) -> None:
                 f"miner={mines} chooses pairs within a batch, but loss={name} compares the batch with a memory: choose "
                 "miner=none, or one of pytorch-metric-learning, such as miner=pair_margin."
             )
-    elif isinstance(loss, WITHOUT_PAIRS) or not {"pairs", "indices_tuple"} & takes:
+    elif isinstance(loss, WITHOUT_PAIRS) or not set(OF_PAIRS) & takes:
         raise UserError(
             f"miner={mines} chooses pairs or triplets, but loss={name} takes none: choose miner=none, or a loss of "
             "pairs or triplets, such as loss=contrastive."

@@ -27,8 +27,10 @@ from dml.models.heads import Head
 from dml.models.stored import Stored
 from dml.models.weights import Source
 
-# Names in a training's log that are no terms; a term of a loss with such a name would be lost.
+# Names in a training's log that are no terms, and the beginnings of such names; a term of a loss that has one would be
+# lost.
 TAKEN = frozenset({"embeddings", "loss"})
+TAKEN_BEGINNINGS = ("lr/", "gradient_norm/")
 
 NewHead = Callable[[int], Head]
 NewLoss = Callable[[int], Loss]
@@ -201,7 +203,7 @@ class Method(TrainedModule, Waits):
         value = self.losses[i](embeddings, batch["label"], **known)
         if not isinstance(value, dict):
             return {"metric": value}
-        if taken := TAKEN & value.keys():
+        if taken := [name for name in value if name in TAKEN or name.startswith(TAKEN_BEGINNINGS)]:
             raise UserError(f"the loss names a term {min(taken)}, which every training logs: give it another name.")
         return value
 

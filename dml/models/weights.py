@@ -16,6 +16,7 @@ from dml.errors import UserError
 from dml.fetch import fetch
 from dml.files import alone, folder_of_url, read_json, read_tensors, sha256_of
 from dml.hub import SCHEME, folder_of, licence_of
+from dml.models.of_run import Colours, colours, colours_of, configuration, of_backbone
 
 # Keys of classifiers and auxiliary classifiers in published files (torchvision, Cadene, Caffe), not of the backbone.
 NOT_BACKBONE = ("fc.", "classifier.", "last_linear.", "aux1.", "aux2.", "loss1_", "loss2_", "loss3_")
@@ -55,14 +56,14 @@ class Source:
         file: its name, or the hub's name for weights that a library fetched.
         sha256: of the file; None: a library read it.
         licence: of the weights, if their source says it; else `unknown`.
-        colours: mean and deviation of the images for which the weights are, if timm's configuration beside them says
-            it.
+        colours: of the images for which the weights are, if timm's configuration beside them says it, or the run that
+            they are from had such ones.
     """
 
     file: str
     sha256: str | None
     licence: str
-    colours: tuple[list[float], list[float]] | None = None
+    colours: Colours | None = None
 
     def told(self) -> dict[str, Any]:
         """Returns what `provenance.json` says of the weights; colours only if they are known."""
@@ -106,8 +107,11 @@ def load_weights(
     if path is None:
         return None
     is_users = not (weights == "imagenet" or "://" in weights)
-    source = Source(path.name, _checked(path, is_users), _licence(path, published), _colours(path))
-    _fit(module, _read(path), path, names or {}, ignore, convert)
+    digest, state, said = _checked(path, is_users), read_tensors(path), _of_timm(path)
+    run = configuration(state, path)
+    seen = colours([said.get("mean"), said.get("std")]) or colours_of(run)
+    source = Source(path.name, digest, _licence(path, published), seen)
+    _fit(module, _weights(state, run, path), path, names or {}, ignore, convert)
     return source
 
 
@@ -243,55 +247,15 @@ def _of_timm(path: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _colours(path: Path) -> tuple[list[float], list[float]] | None:
-    """Returns what timm's configuration beside a file says of mean and deviation; None if it says nothing."""
-    said = _of_timm(path)
-    both = [said.get(name) for name in ("mean", "std")]
-    if not all(
-        isinstance(one, list) and len(one) == 3 and all(isinstance(v, int | float) for v in one) for one in both
-    ):
-        return None
-    mean, std = ([float(v) for v in one or ()] for one in both)
-    return mean, std
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    state = read_tensors(path)
+def _weights(state: Any, run: dict[str, Any], path: Path) -> dict[str, Tensor]:
+    """Returns the weights of the backbone in what a file holds."""
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if isinstance(state, dict):
-        state = _of_a_backbone(state, path)
+        state = of_backbone(state, run, path)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} holds no state dict (names to tensors): give a file that does.")
     return state
-
-
-def _of_a_backbone(state: dict[Any, Any], path: Path) -> dict[Any, Any]:
-    """Returns the backbone's part of a method's weights, or all weights of any other module.
-
-    A method either holds its backbone whole or divides it into runs of stages, at its own top level.
-
-    Raises:
-        UserError: the method has several copies of a stage, so that none is the backbone's.
-    """
-    named = {str(key): value for key, value in state.items()}
-    if ours := {key.removeprefix("backbone."): value for key, value in named.items() if key.startswith("backbone.")}:
-        return ours
-    places: dict[str, set[str]] = {}
-    for key in named:
-        if match := re.fullmatch(r"(.+)\.stages\.(\w+)\..*", key):
-            places.setdefault(match[2], set()).add(match[1])
-    parts = {stage: [place for place in found if "." not in place] for stage, found in places.items()}
-    if any(len(found) != 1 for found in parts.values()):
-        stage, several = next((stage, places[stage]) for stage in parts if len(parts[stage]) != 1)
-        raise UserError(
-            f"{path} is of a method that has no single backbone (there is a stage {stage} in each of "
-            f"{', '.join(sorted(several))}): give a run of a method that has one, such as baseline, abe or gsp."
-        )
-    if not parts:
-        return state
-    begins = tuple(f"{found[0]}.stages.{stage}." for stage, found in parts.items())
-    return {key.partition(".")[2]: value for key, value in named.items() if key.startswith(begins)}
 
 
 def _fit(

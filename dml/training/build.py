@@ -7,6 +7,7 @@ import PIL
 import pytorch_lightning as pl
 import torch
 import torchvision
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import Waits, instantiate, without
@@ -33,6 +34,7 @@ from dml.models.backbones.stages import Backbone
 from dml.models.backbones.stem import Stem
 from dml.models.backbones.trained import backbone_of
 from dml.models.heads import Head
+from dml.models.poolings.tokens import NO_CLASS_TOKEN, ClassToken
 from dml.training.complexity import complexity
 
 
@@ -79,6 +81,8 @@ def build(config: DictConfig) -> Parts:
     split = protocol.split(records)
     data = _data(config, records, split, protocol.batch_size)
     OmegaConf.update(config, "runtime.train_classes", data.train_classes)
+    if backbone.colours is not None:
+        OmegaConf.update(config, "runtime.colours", list(backbone.colours), force_add=True)
     method = build_method(config, backbone=backbone)
     method.attach(data)
     for module in method.modules():
@@ -93,7 +97,7 @@ def build(config: DictConfig) -> Parts:
             )
     _check_waits(method, config.trainer.max_steps, config.sampler.batch_size)
     method.configure_optimizers()  # so that options that torch refuses are told before anything is written
-    parts = Parts(records, split, protocol, data, method, complexity(method, config.image_size))
+    parts = Parts(records, split, protocol, data, method, complexity(method, config.image_size, config.head.dim))
     data.train_cache, data.test_cache = _caches(config, records, data)
     return parts
 
@@ -219,13 +223,24 @@ def build_method(config: DictConfig, loss: NewLoss | None = None, backbone: Back
     Raises:
         UserError: a component refuses its options.
     """
-    backbone = backbone or backbone_of(config.backbone)
+    if backbone is None:
+        backbone = backbone_of(config.backbone)
+        if colours := config.runtime.get("colours"):  # of weights that a checkpoint has now
+            backbone.normalize_by(colours)
 
     def head(dim: int) -> Head:
-        return instantiate(config.head, in_channels=backbone.dim, dim=dim)
+        made: Head = instantiate(config.head, in_channels=backbone.dim, dim=dim)
+        if not backbone.class_token and any(isinstance(one, ClassToken) for one in made.modules()):
+            raise UserError(NO_CLASS_TOKEN)
+        return made
 
     def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
+        if not issubclass(get_class(config.loss._target_), Loss):
+            raise UserError(
+                f"the file of this loss names {config.loss._target_}: put it under loss: of _target_: dml.losses.Loss, "
+                "as in conf/loss/margin.yaml."
+            )
         return instantiate(config.loss, miner=instantiate(config.miner) if config.get("miner") else None)
 
     method: Method = instantiate(

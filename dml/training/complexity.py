@@ -27,8 +27,13 @@ def counted() -> Iterator[FlopCounterMode]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def complexity(method: Method, image_size: int) -> dict[str, int]:
+def complexity(method: Method, image_size: int, dim: int | None = None) -> dict[str, int]:
     """Measures the size of a method, and the cost of embedding one image.
+
+    Args:
+        method: to measure.
+        image_size: side of the image in pixels.
+        dim: D, the width that the embedding has to have; None: any.
 
     Returns:
         `params`: the parameters of the network without those that only training needs, such as a loss's;
@@ -36,14 +41,14 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
         products (one multiply-add = 1 flop, as in ABE's Table 1).
 
     Raises:
-        UserError: the image is too small for the network, or does not fit into memory. An error that arises in
-            the user's own code passes.
+        UserError: the image is too small for the network, or does not fit into memory, or the embedding has another
+            width. An error that arises in the user's own code passes.
     """
     training = method.training
     images = torch.zeros(1, 3, image_size, image_size, device=method.device)
     with enough_memory(), torch.inference_mode(), counted() as counter:
         try:
-            method.eval().embed(images)
+            embedding = method.eval().embed(images)
         except RuntimeError as error:  # torch raises it for a feature map that has shrunk to nothing
             if OUT_OF_MEMORY.search(str(error)) or own_code(error):
                 raise
@@ -51,6 +56,11 @@ def complexity(method: Method, image_size: int) -> dict[str, int]:
                 f"image_size={image_size} does not fit the network ({_first_line(error)}): choose a larger one."
             ) from error
     method.train(training)
+    if embedding.ndim != 3 or dim not in (None, embedding[0].numel()):
+        raise UserError(
+            f"head.dim={dim}, but the learners of an image have the shape {list(embedding.shape[1:])}: a head has to "
+            "return [B,d], with the d that it is given."
+        )
     left_out = {id(p) for module in method.training_only() for p in module.parameters()}
     sizes = [(p.numel(), p.requires_grad) for p in method.parameters() if id(p) not in left_out]
     params, trained = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)

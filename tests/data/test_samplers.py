@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -131,6 +131,16 @@ def test_two_ranks_share_the_batch_of_one(which: int) -> None:
         sampler.rank, sampler.world_size = rank, 2
     halves = zip(take(first, 12), take(second, 12), strict=True)
     assert [a + b for a, b in halves] == take(whole, 12)
+
+
+@pytest.mark.parametrize("count", [11, 13])
+def test_a_sampler_of_ones_own_that_draws_too_few_or_too_many_is_told(count: int) -> None:
+    class Mine(Uniform):
+        def epoch(self, epoch: int) -> Iterator[np.ndarray]:
+            yield np.arange(count)
+
+    with pytest.raises(UserError, match=rf"^Mine draws a batch of {count} images, where sampler\.batch_size=12: "):
+        take(Mine(LABELS, 12, 0), 1)
 
 
 def test_what_cannot_be_drawn_is_told() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss, CrossBatchMemory
+from pytorch_metric_learning.miners import MultiSimilarityMiner, TripletMarginMiner
 from torch import nn
 from torch.nn import functional as F
 
@@ -27,6 +28,46 @@ class Recorder(nn.Module):
     def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.dtypes = embeddings.dtype, (embeddings @ embeddings.T).dtype
         return embeddings.sum()
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda each: each, r"a tensor of shape \[4\]"),
+        (lambda each: each[:, None] * each, r"a tensor of shape \[4, 4\]"),
+        (lambda each: {"mine": each.mean(), "all": each}, r"a tensor of shape \[4\]"),
+        (lambda each: {}, "no terms"),
+        (lambda each: None, "NoneType"),
+        (lambda each: 0.5, "float"),
+        (lambda each: (each.mean(), each.mean()), "tuple"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_told(returned: Callable[[torch.Tensor], Any], said: str) -> None:
+    class Mine(nn.Module):
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> Any:
+            return returned(embeddings.sum(1))
+
+    with pytest.raises(UserError, match=rf"^loss=Mine returns {said}: it has to return a scalar, or named scalars\."):
+        Loss(Mine())(unit(4), torch.tensor([0, 0, 1, 1]))
+
+
+def test_a_loss_gets_what_is_mined_by_the_name_of_its_parameter() -> None:
+    """Wherever the parameter stands among the others, and whether or not it has a default."""
+
+    class After(nn.Module):
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor, norms: torch.Tensor, pairs: Any) -> Any:
+            return norms.sum() + len(pairs)
+
+    class Keyword(nn.Module):
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor, *, indices_tuple: Any = None) -> Any:
+            return embeddings.sum() * 0 + (0 if indices_tuple is None else len(indices_tuple))
+
+    labels, norms = torch.tensor([0, 0, 1, 1]), torch.ones(4)
+    assert Loss(After(), TripletMarginMiner())(unit(4), labels, norms=norms) == 4 + 3
+    assert Loss(Keyword(), MultiSimilarityMiner())(unit(4), labels, norms=norms) == 4
+    assert Loss(Keyword())(unit(4), labels) == 0
+    with pytest.raises(UserError, match=r"^loss=After needs a miner: choose one, such as miner=multi_similarity\."):
+        Loss(After())
 
 
 OF_FUNCTIONS: list[tuple[type[nn.Module], Callable[..., torch.Tensor], dict[str, Any]]] = [

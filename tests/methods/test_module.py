@@ -131,6 +131,18 @@ def test_a_loss_does_not_take_the_name_of_a_methods_own_term(method_of: Callable
         objective_of(method, torch.randn(4, 2, 12), torch.tensor([0, 0, 1, 1]))
 
 
+@pytest.mark.parametrize("name", ["loss", "embeddings", "lr/backbone", "gradient_norm/head"])
+def test_a_loss_does_not_take_the_name_of_something_that_is_logged(method_of: Callable[..., Method], name: str) -> None:
+    class Named(nn.Module):
+        def forward(self, embeddings: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {name: embeddings.sum()}
+
+    method = method_of("method=baseline")
+    method.losses = nn.ModuleList([Loss(Named())])
+    with pytest.raises(UserError, match=rf"^the loss names a term {name}, which every training logs: "):
+        objective_of(method, torch.randn(4, 1, 24), torch.tensor([0, 0, 1, 1]))
+
+
 def test_a_loss_that_needs_what_a_method_does_not_compute(method_of: Callable[..., Method]) -> None:
     class Bright(nn.Module):
         def forward(self, embeddings: Tensor, labels: Tensor, brightness: Tensor) -> Tensor:

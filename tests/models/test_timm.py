@@ -161,6 +161,14 @@ def test_nothing_is_dropped_at_random_unless_asked() -> None:
         assert torch.equal(backbone(images), backbone(images)) == same
 
 
+def test_a_register_is_no_class_token(configure: Callable[..., DictConfig]) -> None:
+    net = ["backbone=timm", "backbone.model_name=vit_little_patch16_reg4_gap_256", "backbone.weights=none"]
+    options = [*net, "+backbone.options={depth: 2}", "method=baseline", "head=cls", "head.dim=8"]
+    config = configure(*options, "runtime.train_classes=2", "image_size=32")
+    with pytest.raises(UserError, match=r"use the class token, but this backbone has none: choose head=avg\."):
+        build_method(config)
+
+
 # --- counted by hand ---
 
 

@@ -77,6 +77,14 @@ def test_norms_alone_are_trained(backbone: Backbone) -> None:
     assert owners
 
 
+def test_norms_without_a_mean_are_norms() -> None:
+    backbone = timm_model(model_name="test_vit", weights="none", options={"norm_layer": "rmsnorm"})
+    choose_trained(backbone, train="norm")
+    norms = [name for name, module in backbone.named_modules() if "RmsNorm" in type(module).__name__]
+    assert len(norms) > 2
+    assert trained(backbone) == {f"{name}.weight" for name in norms}
+
+
 def test_norms_that_are_frozen_train_nothing() -> None:
     with pytest.raises(UserError, match=r"train=norm trains nothing with backbone\.batch_norm=frozen"):
         choose_trained(small(), train="norm", batch_norm="frozen")
@@ -230,6 +238,10 @@ def test_one_group_without_a_decay(configure: Callable[..., DictConfig]) -> None
         (["backbone.train=lora", "backbone.lora_layers=[block2]"], r"no layer of the backbone has this name"),
         (["backbone.train=lora", "backbone.lora_layers=[block2.1]"], r"stages\.block2\.1 can have no adapter"),
         (["backbone.train=lora", "backbone.lora_layers=[]"], r"backbone\.lora_layers"),
+        (
+            ["backbone.train=last:1", "backbone.lora_layers=[block2]"],
+            r"block2'\] is for backbone\.train=lora",
+        ),
         (["backbone.batch_norm=no"], r"backbone\.batch_norm=no"),
         (["backbone.lora_rank=0"], r"backbone\.lora_rank=0"),
         (["backbone=googlenet_v1", "backbone.weights=none", "backbone.train=norm"], r"has no norm with weights"),

@@ -8,17 +8,23 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
 import timm
 import torch
 import torchvision
+from omegaconf import DictConfig
 from safetensors.torch import save_file
 from torch import nn
 
 from dml.errors import UserError
+from dml.files import write_network
+from dml.inference.embedding import Trained
+from dml.inference.export import configuration_of
 from dml.methods.base import Method
+from dml.methods.baseline import Baseline
 from dml.models.backbones.bn_inception import bn_inception
 from dml.models.backbones.googlenet_v1 import googlenet_v1
 from dml.models.backbones.mobilenet_v2 import mobilenet_v2
@@ -26,6 +32,12 @@ from dml.models.backbones.resnet_cifar import resnet20
 from dml.models.backbones.small import small
 from dml.models.backbones.timm_model import timm_model
 from dml.models.weights import Published, Source, find_weights, load_weights
+from dml.training.build import build
+from tests.conftest import TINY
+from tests.runs import save_run
+
+Configure = Callable[..., DictConfig]
+VIT = ["backbone=timm", "backbone.model_name=test_vit"]
 
 
 def net() -> nn.Module:
@@ -198,6 +210,49 @@ def test_colours_are_those_that_the_weights_are_for(tmp_path: Path) -> None:
         snapshot = hub(tmp_path / (licence or "none"), vit.state_dict(), licence)
         backbone = timm_model(model_name="test_vit", weights=str(snapshot))
         assert torch.allclose(dict(backbone.normalize.named_buffers())["mean"].flatten(), torch.tensor(mean))
+
+
+def test_colours_stay_those_of_the_weights_that_a_run_started_from(configure: Configure, tmp_path: Path) -> None:
+    """In a checkpoint that is rebuilt, and in a network that starts from it."""
+    torch.manual_seed(0)
+    snapshot = hub(tmp_path, timm.create_model("test_vit").state_dict(), "mit")
+    config = configure(*TINY, *VIT, f"backbone.weights={snapshot}")
+    method = build(config).method.eval()
+    run = save_run(tmp_path / "run", config, method)
+    images = torch.rand(2, 3, 32, 32)
+    tensors = {name: value for name, value in method.state_dict().items() if not name.startswith("losses.")}
+    (tmp_path / "exported").mkdir()
+    write_network(tmp_path / "exported", tensors, configuration_of(Trained.of(run)), 7)
+    for place in (run, tmp_path / "exported"):
+        again = Trained.of(place).method
+        assert torch.equal(again.embed(images), method.embed(images))
+    plain = configure(*TINY, *VIT, "backbone.weights=none")
+    assert not torch.allclose(method.normalized(images), build(plain).method.normalized(images))
+    for weights in (run / "checkpoints" / "last.ckpt", tmp_path / "exported"):
+        started = build(configure(*TINY, *VIT, f"backbone.weights={weights}")).method
+        assert torch.equal(method.normalized(images), started.normalized(images))
+
+
+@pytest.mark.parametrize("lora", [4, 8])
+def test_a_run_with_adapters_is_a_start(configure: Configure, tmp_path: Path, lora: int) -> None:
+    """Of a network with convolutions, and of one with linear layers."""
+    options = [*TINY, "backbone.train=lora", f"backbone.lora_rank={lora}"]
+    for name, net in {"convolutions": [], "linear": [*VIT, "backbone.weights=none"]}.items():
+        config = configure(*options, *net)
+        method = build(config).method.eval()
+        for key, parameter in method.named_parameters():
+            if "lora_B" in key:
+                nn.init.normal_(parameter, std=0.05)
+        run = save_run(tmp_path / name, config, method)
+        file = run / "checkpoints" / "last.ckpt"
+        started: Any = build(configure(*TINY, *net, f"backbone.weights={file}")).method.eval()
+        seen, whole = method.normalized(torch.rand(2, 3, 32, 32)), method
+        assert isinstance(whole, Baseline)
+        torch.testing.assert_close(started.backbone(seen), whole.backbone(seen), rtol=1e-5, atol=1e-5)
+        state = torch.load(file, weights_only=True)
+        torch.save({"state_dict": state["state_dict"]}, tmp_path / "bare.pth")
+        with pytest.raises(UserError, match=r"bare\.pth has adapters, and no configuration that says their scale: "):
+            build(configure(*TINY, *net, f"backbone.weights={tmp_path / 'bare.pth'}"))
 
 
 @pytest.mark.slow

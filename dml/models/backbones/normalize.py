@@ -20,7 +20,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float], *, bgr: bool = False) -> None:
         super().__init__()
         self.bgr = bgr
-        # Not persistent: they belong to the architecture, not to a checkpoint.
+        # Not persistent: they belong to the architecture, or to the file of its weights, as `Backbone.colours` says.
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 

@@ -14,6 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from dml.errors import UserError
+from dml.models.backbones.normalize import Normalize
+from dml.models.of_run import Colours
 from dml.models.stored import Stored
 from dml.models.tokens import entering
 from dml.models.weights import Source
@@ -210,10 +212,15 @@ class Backbone(Stages):
 
     Attributes:
         source: of its weights; None: they are random.
+        colours: mean and deviation by which images are normalised, where those of the architecture are replaced by what
+            the file of the weights says; None: they are not.
+        class_token: whether the map carries a class token along, as the first one.
         probe: as given.
     """
 
+    class_token = False
     source: Source | None = None
+    colours: Colours | None = None
 
     def __init__(
         self,
@@ -243,6 +250,11 @@ class Backbone(Stages):
         self.attention_depth = attention_depth
         self.late_branch = late_branch
         self.train()
+
+    def normalize_by(self, colours: Colours) -> None:
+        """Replaces mean and deviation of the architecture by those for which the weights are."""
+        self.normalize = Normalize(*colours)
+        self.colours = colours
 
     @property
     def dim(self) -> int:

@@ -126,7 +126,7 @@ def of_timm(
         convert=converted,
     )
     if backbone.source is not None and backbone.source.colours is not None:
-        backbone.normalize = Normalize(*backbone.source.colours)
+        backbone.normalize_by(backbone.source.colours)
     return backbone
 
 
@@ -177,7 +177,7 @@ def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -
         )
     if blocks < 2:
         raise UserError(f"{name} has one block, and methods part a network in two: set backbone.options.depth to more.")
-    return Backbone(
+    backbone = Backbone(
         cut(net, name),
         normalize=normalize,
         branch=f"block{max(1, blocks // 3) - 1}",
@@ -185,6 +185,8 @@ def _transformer(net: Any, name: str, normalize: nn.Module, probe: int | None) -
         late_branch=f"block{blocks - max(1, blocks // 6) - 1}",
         probe=probe or PATCHES * patch,
     )
+    backbone.class_token = getattr(net, "cls_token", None) is not None
+    return backbone
 
 
 def _sequence(net: Any, name: str, normalize: nn.Module, probe: int | None) -> Backbone:

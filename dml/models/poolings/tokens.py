@@ -6,21 +6,23 @@ from torch import Tensor, nn
 from dml.errors import UserError
 from dml.models.tokens import TokenMap, taken
 
+NO_CLASS_TOKEN = "head=cls and head=cls_avg use the class token, but this backbone has none: choose head=avg."
+
 
 class ClassToken(nn.Module):
     """The class token, the first of the tokens that the map carries along: `[B,C,h,w] -> [B,C,1,1]`.
 
+    Whether the first one is a class token, and no register, only the backbone knows: `Backbone.class_token`.
+
     Raises:
-        UserError: (forward) the backbone has no class token.
+        UserError: (forward) the map carries no tokens along.
     """
 
     times = 1  # output channels per input channel
 
     def forward(self, features: Tensor) -> Tensor:
         if not isinstance(features, TokenMap):
-            raise UserError(
-                "head=cls and head=cls_avg use the class token, but this backbone has none: choose head=avg."
-            )
+            raise UserError(NO_CLASS_TOKEN)
         _, tokens = taken(features, features.tokens.shape[1])
         return tokens[:, 0, :, None, None]
 
