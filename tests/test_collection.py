@@ -1,16 +1,20 @@
 """A protocol of several trainings: one command trains them all, each in its folder, and takes their mean."""
 
 import json
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
+import torch
+from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.trainings import settle
 from dml.errors import UserError
-from dml.launch.collection import run_all
+from dml.launch.collection import _put_together, _to_do, run_all
+from dml.reporting.summary import NEEDED
+from dml.runs.folder import RunFolder
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -22,6 +26,7 @@ OPTIONS = [
     "protocol.clustering=false",
     "trainer.max_steps=2",
 ]
+SIZES = ["runtime.embedding_dim=1", "runtime.train_classes=1"]
 
 
 @pytest.mark.exhaustive
@@ -59,6 +64,49 @@ def test_all_splits_one_after_another(configure: Configure, tmp_path: Path, capf
     fewer = [*OPTIONS, "protocol.splits=1", here]
     assert run_all(configure(*fewer), fewer)["run/trainings"] == 1
     assert "1 run of 1 configuration" in (folder / "summary.html").read_text()
+
+
+def test_trainings_that_patience_ended_are_not_lengthened_and_nothing_is_written(
+    configure: Configure, tmp_path: Path
+) -> None:
+    def folder_of(*options: str) -> RunFolder:
+        config = configure(*OPTIONS, "trainer.max_steps=8", *options, *SIZES)
+        settle(config)
+        folder = RunFolder.of(config)
+        folder.open(config, [])
+        state = {"state_dict": {}, "config": OmegaConf.to_container(config, resolve=True), "finished": True}
+        if options:
+            torch.save(state | {"global_step": 4}, folder.last)
+        return folder
+
+    whole = folder_of()
+    folder_of("protocol.split=1", f"paths.output_dir={whole.path / 'split_1'}")
+    before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
+    with pytest.raises(
+        UserError, match=r"split_1 holds a run that protocol\.patience ended at step 4 of 8, where it would"
+    ):
+        run_all(configure(*OPTIONS, "trainer.max_steps=12", f"paths.output_dir={whole.path}"), [])
+    assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_to_do_and_what_counts(configure: Configure, tmp_path: Path) -> None:
+    """Trainings of the length that is asked for, in their own places; copies count nowhere."""
+    config = configure(*OPTIONS, f"paths.output_dir={tmp_path / 'whole'}")
+    whole = RunFolder(tmp_path / "whole")
+    for i, recall in enumerate([0.25, 0.75]):
+        one = configure(*OPTIONS, f"protocol.split={i}", *SIZES)
+        part = RunFolder(whole.path / f"split_{i}")
+        part.open(one, [])
+        assert _to_do(config, whole) == ["split_0", "split_1"][i:]
+        sizes = dict.fromkeys(["data/test/classes", "data/test/images", *NEEDED], 9.0)
+        part.write_metrics(sizes | {"test/recall@1": recall, "run/steps": 2})
+    assert _to_do(config, whole) == []
+    longer = configure(*OPTIONS, "trainer.max_steps=3", f"paths.output_dir={tmp_path / 'whole'}")
+    assert _to_do(longer, whole) == ["split_0", "split_1"]
+    shutil.copytree(whole.path / "split_0", whole.path / "old" / "split_0")
+    shutil.copytree(whole.path / "split_0", whole.path / "split_1" / "split_0")
+    metrics = _put_together(config, whole)
+    assert (metrics["run/trainings"], metrics["test/recall@1"]) == (2, 0.5)
 
 
 @pytest.mark.parametrize(

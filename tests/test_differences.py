@@ -22,6 +22,7 @@ from dml.runs.about import settings
 from dml.runs.collecting import BELOW, groups, leaves, mean_and_std, twice
 from dml.runs.differences import ABSENT, differences, heading
 from dml.runs.folder import RunFolder
+from dml.runs.starts import note_start
 from tests.components import components
 
 Configure = Callable[..., DictConfig]
@@ -36,7 +37,7 @@ def make_run(configure: Configure, tmp_path: Path) -> MakeRun:
         config = configure(*overrides, "runtime.train_classes=3", "runtime.embedding_dim=8")
         folder = RunFolder(tmp_path / name)
         folder.open(config, overrides)
-        folder.note_start(config, overrides)
+        note_start(folder, config, overrides)
         folder.write_metrics({"test/recall@1": 0.5, "model/params": 10, "model/flops": 20} | figures)
         return folder.path
 

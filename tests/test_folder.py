@@ -16,6 +16,7 @@ from dml.files import read_yaml, write_atomically
 from dml.launch.sweep import Sweep
 from dml.runs.folder import FORMAT, RunFolder
 from dml.runs.log import log, logged, read_metrics
+from dml.runs.starts import note_start
 from dml.training import run as training
 from dml.training.loggers import FolderLogger
 from dml.training.run import run
@@ -150,7 +151,7 @@ def test_other_ranks_write_nothing(configure: Configure, monkeypatch: pytest.Mon
     folder, config = RunFolder(tmp_path / "run"), configure(*SHORT, *SIZES)
     with folder.locked():
         folder.open(config, [])
-        folder.note_start(config, [])
+        note_start(folder, config, [])
         folder.check(config)  # also while the first has written nothing but its log
         (folder.path / "run.log").write_text("begun")
         folder.check(config)

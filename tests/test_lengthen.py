@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig
 
 from dml.errors import UserError
+from dml.runs.collecting import leaves
 from dml.runs.folder import RunFolder
 from dml.training.run import run
 from tests.conftest import TINY
@@ -55,6 +56,43 @@ def test_a_lengthened_run_is_the_longer_run(configure: Configure, tmp_path: Path
     with pytest.raises(UserError, match=r"trainer\.max_steps was 9, is 6"):
         train("lengthened", 6)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_lengthening_that_dies_leaves_the_shorter_run(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its first checkpoint; then neither figures nor configuration are those of the shorter one any more."""
+    options = [*TINY, "protocol.select=best_test", "protocol.every=2", "trainer.checkpoint_every=100"]
+
+    def train(steps: int) -> dict[str, float]:
+        return run(configure(*options, f"trainer.max_steps={steps}"), [f"trainer.max_steps={steps}"])
+
+    def dies(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    train(2)
+    (before,) = leaves([tmp_path / "run"])
+    with monkeypatch.context() as broken:
+        broken.setattr("dml.training.run.fit", dies)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(6)
+    (same,) = leaves([tmp_path / "run"])
+    assert (same.config, same.overrides, same.metrics) == (before.config, before.overrides, before.metrics)
+    best = tmp_path / "run" / "checkpoints" / "best_on_test.ckpt"
+    for content, said in ((b"", "is damaged"), (None, "is gone")):
+        aside = best.rename(tmp_path / "aside")
+        if content is not None:
+            best.write_bytes(content)
+        with pytest.raises(
+            UserError, match=rf"best_on_test\.ckpt {said}, and this run tests that checkpoint at its end"
+        ):
+            train(6)
+        aside.rename(best)
+    train(6)
+    (longer,) = leaves([tmp_path / "run"])
+    assert (longer.config.trainer.max_steps, longer.metrics["run/steps"]) == (6, 6)
+    assert longer.overrides == ["trainer.max_steps=6"]
 
 
 @pytest.mark.slow

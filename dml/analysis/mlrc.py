@@ -33,6 +33,8 @@ from dml.runs.scores import read_embeddings
 
 KINDS = ("separated", "concatenated")
 
+COLLECTED = "mlrc.json"  # file of the metrics of collections
+
 MOST = 1000  # if there are more collections than this, so many are drawn; one that is drawn twice counts once
 
 Model = tuple[int, int]  # fold, repeat
@@ -253,7 +255,7 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
         drawn = summaries.collections([(one.label, _points(one.collections, one.independent)) for one in found])
         with atomic_path(picture) as new:
             drawn.savefig(new, format="png")
-        write_atomically(out / "mlrc.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(out / COLLECTED, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error
     for one in found:

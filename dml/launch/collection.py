@@ -6,16 +6,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from dml.analysis.mlrc import write_aggregate
+from dml.analysis.mlrc import COLLECTED, write_aggregate
 from dml.configuration.composition import going_on, output_dir
 from dml.configuration.options import check
-from dml.configuration.trainings import left_open, trainings_of
+from dml.configuration.trainings import left_open, settle, trainings_of
 from dml.errors import INTERRUPTED, MISTAKE, Interrupted, UserError, enough_memory
 from dml.files import write_atomically
 from dml.launch.job import job
 from dml.reporting.summary import write_summary
 from dml.runs.collecting import leaves, mean_and_std
-from dml.runs.folder import RunFolder
+from dml.runs.folder import LENGTH, RunFolder
+from dml.runs.starts import note_start
 from dml.started import processes
 from dml.training.run import prepare_run
 
@@ -47,8 +48,8 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     check(config)
     folder = RunFolder.of(config, overrides)
     folder.check(config)
-    parts = trainings_of(config)
-    if not folder.path.exists() or not all((folder.path / name / "metrics.json").exists() for name in parts):
+    if _to_do(config, folder):
+        _check_parts(config, folder)
         _try_one(config)
     with folder.locked():
         folder.check(config)  # again, since another process may have written here before the lock was taken
@@ -61,9 +62,12 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
     parts = trainings_of(config)
     whole = config.copy()
     whole.runtime.update(train_classes=0, embedding_dim=0)  # they differ between trainings
+    if to_do := _to_do(config, folder):
+        folder.forget_results()  # of fewer or shorter trainings
+        (folder.path / COLLECTED).unlink(missing_ok=True)
     folder.name(whole, overrides)
-    if not all((folder.path / name / "metrics.json").exists() for name in parts):
-        folder.note_start(whole, overrides)
+    if to_do:
+        note_start(folder, whole, overrides)
     for place, (name, options) in enumerate(parts.items(), 1):
         print(f"\n{' '.join(options)}: training {place} of {len(parts)}", flush=True)
         code = job([*overrides, *options], folder.path / name, again=output_dir(folder.path))
@@ -83,7 +87,8 @@ def _train_all(config: DictConfig, overrides: list[str], folder: RunFolder) -> N
 def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     """Summarises the trainings into the files of their folder. Returns the content of `metrics.json`."""
     parts = trainings_of(config)
-    runs = [run for run in leaves([folder.path]) if run.folder.name in parts]
+    places = {folder.path / name for name in parts}
+    runs = [run for run in leaves([folder.path]) if run.folder in places]
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
     folders = [run.folder for run in runs]  # and no other trainings, of a time when there were more repetitions
@@ -94,9 +99,35 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     return metrics
 
 
+def _to_do(config: DictConfig, folder: RunFolder) -> list[str]:
+    """Returns the names of the trainings that are not done: those without results, or with those of a shorter one."""
+    found = []
+    for name in trainings_of(config):
+        part = RunFolder(folder.path / name)
+        said = part.config() if (part.path / "metrics.json").exists() else None
+        if said is None or OmegaConf.select(said, LENGTH) != config.trainer.max_steps:
+            found.append(name)
+    return found
+
+
+def _check_parts(config: DictConfig, folder: RunFolder) -> None:
+    """Raises UserError if a training was begun that cannot be continued, so that nothing is written for the others."""
+    for name, options in trainings_of(config).items():
+        part = RunFolder(folder.path / name)
+        if part.begun():
+            part.check(_one(config, options))
+
+
+def _one(config: DictConfig, options: list[str]) -> DictConfig:
+    """Returns the configuration of one of the trainings."""
+    one = config.copy()
+    one.merge_with(OmegaConf.from_dotlist(options))
+    settle(one)
+    return one
+
+
 @enough_memory()
 def _try_one(config: DictConfig) -> None:
     """Prepares the first training without starting it. Raises UserError for any mistake that this finds."""
-    one = config.copy()
-    one.merge_with(OmegaConf.from_dotlist(next(iter(trainings_of(config).values()))))
+    one = _one(config, next(iter(trainings_of(config).values())))
     prepare_run(one, RunFolder(Path(one.paths.output_dir)))

@@ -25,7 +25,7 @@ def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
     sweeper = config.hydra.sweeper
     if "direction" not in sweeper:
         return
-    asked = any(one.startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
+    asked = any(one.lstrip("+").startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
     if asked and sweeper.direction != "maximize":
         stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
     names = [one.get_key_element().lstrip("+~") for one in overrides]

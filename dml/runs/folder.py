@@ -25,8 +25,6 @@ from dml.files import (
     torn,
     write_atomically,
 )
-from dml.models.weights import Source
-from dml.runs.provenance import add_start, hardware, numerics
 from dml.runs.reading import read_metrics_json
 
 ELSEWHERE = "with paths.output_dir=FOLDER"
@@ -52,6 +50,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.last = path / "checkpoints" / LAST
         self.previous = path / "checkpoints" / PREVIOUS
+        self._new_name: tuple[DictConfig, Sequence[str]] | None = None  # of a run that is being lengthened
 
     @classmethod
     def of(cls, config: DictConfig, overrides: Sequence[str] = ()) -> Self:
@@ -157,9 +156,14 @@ class RunFolder:
 
     def open(self, config: DictConfig, overrides: Sequence[str]) -> None:
         """Prepares the folder for one training: makes its parts, and removes what a killed training left. Only the
-        first process, which has locked the folder, does so. Raises UserError as `name`."""
+        first process, which has locked the folder, does so. Raises UserError as `name`.
+
+        A run that is lengthened keeps its configuration as long as it has the results of the shorter one."""
         if is_first():
-            self.name(config, overrides)
+            if self.lengthening(config):
+                self._new_name = config, overrides
+            else:
+                self.name(config, overrides)
             with self._writing():
                 for part in ("checkpoints", "figures"):
                     (self.path / part).mkdir(exist_ok=True)
@@ -170,9 +174,12 @@ class RunFolder:
             self._mend()
 
     def forget_results(self) -> None:
-        """Removes the results, which a training that continues does not have yet."""
+        """Removes the results, which a training that continues does not have yet. Then it may be called longer."""
         for name in ("metrics.json", "queries.npz", "embeddings.npz", "report.html"):
             (self.path / name).unlink(missing_ok=True)
+        if self._new_name is not None:
+            self.name(*self._new_name)
+            self._new_name = None
 
     def _mend(self) -> None:
         """Removes checkpoints that a kill left half-written, and renames a last one that cannot be read."""
@@ -286,31 +293,14 @@ class RunFolder:
             ) from error
         return True
 
-    def note_start(
-        self, config: DictConfig, overrides: Sequence[str], devices: int = 1, weights: Source | None = None
-    ) -> None:
-        """Adds this start to `provenance.json`. Only the first rank, which has locked the folder, does so.
-
-        Args:
-            devices: how many the run uses.
-            weights: from which the backbone starts; None: random ones.
-        """
-        if is_first():
-            told = [option for option in overrides if not option.startswith("paths.")]
-            machine = hardware(str(config.trainer.accelerator), devices)
-            more = {"numerics": numerics(config.trainer)} | self._lengthening(config)
-            more |= {} if weights is None else {"weights": weights.told()}
-            add_start(self.path, ["python", "-m", "dml.run", *told], machine, more)
-
-    def _lengthening(self, config: DictConfig) -> dict[str, Any]:
+    def lengthening(self, config: DictConfig) -> dict[str, Any]:
         """Returns from which step on the run is lengthened, and its old and new number of steps; empty if it is not."""
         path = self.checkpoint()
         saved = {} if path is None else load_checkpoint(path)
         before = saved["config"]["trainer"].get("max_steps") if saved else None
         if not _is_more(config.trainer.max_steps, before):
             return {}
-        lengths = {"from_step": saved.get("global_step"), "max_steps": [before, config.trainer.max_steps]}
-        return {"lengthened": lengths}
+        return {"from_step": saved.get("global_step"), "max_steps": [before, config.trainer.max_steps]}
 
     def metrics(self) -> dict[str, float]:
         """Reads the figures of a finished run. Raises UserError if `metrics.json` is missing or damaged."""

@@ -22,6 +22,7 @@ from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
 from dml.runs.log import logged
 from dml.runs.scores import QUERIES
+from dml.runs.starts import note_start
 from dml.training.build import Parts, build
 from dml.training.callbacks.gradient import check_batches
 from dml.training.callbacks.order import callbacks_of
@@ -54,13 +55,13 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
     folder = RunFolder.of(config, overrides)
     folder.check(config)
     if folder.finished(config):
-        return _finished(folder)
+        return _finished(folder, config)
     parts, trainer = prepare_run(config, folder)
     with folder.locked():
         if is_first():  # another process may have finished this run in the meantime
             folder.check(config)
             if folder.finished(config):
-                return _finished(folder)
+                return _finished(folder, config)
         with logged(folder.path):
             folder.open(config, overrides)
             _train(config, overrides, folder, parts, trainer)
@@ -70,7 +71,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> dict[str, float]:
 def _train(config: DictConfig, overrides: Sequence[str], folder: RunFolder, parts: Parts, trainer: pl.Trainer) -> None:
     """Trains, and writes the cause of a failure into the log. Raises it; a mistake or a full disk as UserError."""
     try:
-        folder.note_start(config, overrides, trainer.world_size, parts.method.source)
+        note_start(folder, config, overrides, trainer.world_size, parts.method.source)
         fit(config, folder, parts, trainer)
         if trainer.is_global_zero and not load_checkpoint(folder.last)["finished"]:
             raise RuntimeError(f"the training ended at step {trainer.global_step} of {config.trainer.max_steps}")
@@ -136,10 +137,12 @@ def _finish_loggers(code: int) -> None:
         sys.modules["wandb"].finish(code)
 
 
-def _finished(folder: RunFolder) -> dict[str, float]:
+def _finished(folder: RunFolder, config: DictConfig) -> dict[str, float]:
     if not is_first():
         return {}
     print(f"{folder.path} already holds this run, and it is finished: nothing was trained.")
+    if config.report and not (folder.path / "report.html").exists():
+        print("It has no report.html, as it was trained with report=false.")
     return _close(folder)
 
 

@@ -31,6 +31,7 @@ from dml.reporting.explorer import explorer
 from dml.reporting.report import Table, write_report
 from dml.reporting.retrieved import Retrieved
 from dml.runs.folder import RunFolder
+from dml.runs.starts import note_start
 from tests.conftest import TINY
 
 EVIL = "</script><b>&amp;\"'"
@@ -128,7 +129,7 @@ def test_the_command_to_copy_has_the_folders_that_were_typed(tmp_path: Path, con
     run = RunFolder(tmp_path / "run")
     typed = ["method=baseline", "paths.data_dir=/x", "paths.output_dir=runs/other", "paths.cache_dir='/my cache'"]
     run.name(config, typed)
-    run.note_start(config, typed)
+    note_start(run, config, typed)
     file, _ = page(run.path, config, made(60, 5))
     (command,) = re.findall(r'<code id="command">(.*?)</code>', file.read_text())
     places = ["paths.data_dir=/x", "paths.cache_dir='/my cache'", f"paths.output_dir={run.path}"]

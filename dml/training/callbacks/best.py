@@ -10,7 +10,7 @@ from dml.errors import UserError
 from dml.evaluation.metric import metric
 from dml.evaluation.protocol import Conventional
 from dml.files import load_checkpoint
-from dml.runs.folder import RunFolder
+from dml.runs.folder import ELSEWHERE, RunFolder
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 
@@ -42,12 +42,28 @@ class BestCheckpoint(Callback):
         self.before_the_end = state_dict["before_the_end"]
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if trainer.global_step and self.file.exists():
-            # After a kill the best checkpoint may be newer than the last one, so its own record is used.
-            saved = load_checkpoint(self.file)["callbacks"][self.state_key]
-            self.metrics, self.step = saved["metrics"], saved["step"]
+        if trainer.global_step and (self.step or self.file.exists()):
+            self._read_the_best(trainer)
         if self.course.lengthened:
             self._go_on_from_an_end(trainer)
+
+    def _read_the_best(self, trainer: pl.Trainer) -> None:
+        """Reads the record of the best checkpoint, which may be newer than the last one after a kill.
+
+        Raises:
+            UserError: it is gone or damaged, and the run tests it at its end.
+        """
+        try:
+            saved = load_checkpoint(self.file)["callbacks"][self.state_key]
+        except UserError as error:
+            if self.monitor == "test" and self.protocol.select == "last":
+                return  # nothing needs it; what the last checkpoint says of it is true
+            what = "is damaged" if self.file.exists() else "is gone"
+            raise UserError(
+                f"{self.file} {what}, and this run tests that checkpoint at its end: put back a copy of it, or train "
+                f"anew in another folder {ELSEWHERE}."
+            ) from error
+        self.metrics, self.step = saved["metrics"], saved["step"]
 
     def _go_on_from_an_end(self, trainer: pl.Trainer) -> None:
         """Repeats the step at which a shorter training ended as a longer one does it: it evaluates only if that is due.

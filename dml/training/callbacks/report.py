@@ -90,6 +90,7 @@ class Report(Callback):
     @rank_zero_only
     def _write(self, trainer: pl.Trainer, scores: dict[str, float], embedded: Embedded) -> None:
         parts = self.parts
+        self.folder.forget_results()  # of a shorter training
         ranking = parts.protocol.ranking(parts.split, embedded)
         if ranking is not None:
             classes = embedded.take(parts.split.query).labels.cpu().numpy()
