@@ -71,7 +71,7 @@ class Small(NamedTuple):
 def check_rows(experiments: Sequence[Experiment], rows: Sequence[str], processes: int | None = None) -> dict[str, str]:
     """Composes each distinct set of options, and trains what is distinct in miniature, several at a time.
 
-    Rows that differ in the length of training, the batch or the backbone alone are one training in miniature.
+    Rows that differ in the length of training, the rate, the batch or the backbone alone are one training in miniature.
 
     Args:
         rows: names; empty: all rows.
@@ -242,6 +242,7 @@ def in_miniature(options: Options, folder: Path) -> Small:
     settle(config)
     OmegaConf.set_struct(config, False)
     config.report = False
+    config.lr = 1e-4  # a step at any rate runs the same code
     config.image_size = 32
     config.sampler.batch_size = BATCH
     if config.dataset._target_ == "dml.data.glyphs.glyphs":

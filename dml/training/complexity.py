@@ -33,7 +33,7 @@ def complexity(method: Method, image_size: int, dim: int | None = None) -> dict[
     Args:
         method: to measure.
         image_size: side of the image in pixels.
-        dim: D, the width that the embedding has to have; None: any.
+        dim: D, the width that the learners share; None: any.
 
     Returns:
         `params`: the parameters of the network without those that only training needs, such as a loss's;
@@ -56,7 +56,7 @@ def complexity(method: Method, image_size: int, dim: int | None = None) -> dict[
                 f"image_size={image_size} does not fit the network ({_first_line(error)}): choose a larger one."
             ) from error
     method.train(training)
-    if embedding.ndim != 3 or dim not in (None, embedding[0].numel()):
+    if embedding.ndim != 3 or (dim is not None and embedding.shape[2] != dim // embedding.shape[1]):
         raise UserError(
             f"head.dim={dim}, but the learners of an image have the shape {list(embedding.shape[1:])}: a head has to "
             "return [B,d], with the d that it is given."
