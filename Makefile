@@ -14,7 +14,8 @@ install: .venv/installed  ## make .venv and install dml into it (faiss for the G
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA),dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(EXTRA),dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # on all cores, where pip would compile on one
 	touch $@
 
 run: install  ## train the default configuration and say where the report lies; ARGS="..." are options of another run
