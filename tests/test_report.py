@@ -154,6 +154,17 @@ def test_other_options_are_another_row(make_run: MakeRun, tmp_path: Path) -> Non
     assert [(row.label, len(row.runs)) for row in table] == [("the rest by default", 2), ("lr=0.5", 1)]
 
 
+def test_two_spellings_of_a_number_are_one_value(make_run: MakeRun, tmp_path: Path) -> None:
+    for learners, rate in itertools.product((2, 4), ("1e-2", "0.1")):
+        make_run(f"{rate}/{learners}", 0.5, "method=abe", f"method.M={learners}", f"lr={rate}")
+    make_run("0.01/8", 0.5, "method=abe", "method.M=8", "lr=0.01")
+    table = groups(leaves([tmp_path]))
+    assert {row.options["lr"] for row in table} == {"0.01", "0.1"}
+    lines = _swept(table, "test/recall@1", "method.M")["method.M"]
+    drawn = {line: [point.x for point in points] for line, points in lines.items()}
+    assert drawn == {"lr=0.01": [8, 2, 4], "lr=0.1": [2, 4]}
+
+
 def test_what_is_no_finished_run_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
     make_run("a", 0.1, "method=baseline")
     make_run("unfinished", 0.2, "method=baseline")

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import pytest
 from filelock import FileLock, Timeout
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict, read_write
 
 from dml.configuration.composition import AGAIN, CONF, composed, going_on
 from dml.errors import INTERRUPTED, MISTAKE, UserError
@@ -146,6 +147,20 @@ def test_a_search_draws_by_the_seed_of_its_runs(sampler: str) -> None:
     settle_search(config, [])
     assert random.random() == random.Random(7).random()
     assert OmegaConf.select(config.hydra.sweeper, "sampler.seed") == (7 if sampler == "tpe" else None)
+
+
+@pytest.mark.parametrize("place", ["typed", "overlay"])
+def test_a_search_takes_no_range(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of `range(1,4)` Optuna's sweeper tries 4, too, and its grid sampler leaves out 0.5 of `range(0.1,0.6,0.1)`."""
+    typed = ["method.M=range(1,4)"] if place == "typed" else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True)
+    if not typed:
+        with read_write(config), open_dict(config):
+            config.hydra.sweeper.params = {"method.M": "range(1,4)"}
+    with pytest.raises(SystemExit):
+        settle_search(config, OverridesParser.create().parse_overrides(typed))
+    assert "cannot take method.M=range(1,4) as a sweep does: write the values as a list" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive
@@ -361,6 +376,20 @@ def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest
     assert is_over()
 
 
+@pytest.mark.parametrize("held", [".seed=1.lock", ".place_0.lock"])
+def test_a_job_that_waits_for_another_process_ends_with_its_sweep(
+    of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    told = {"sweep": {"dir": str(of_a_sweep)}, "job": {"num": 0}, "launcher": {"_target_": "a.Launcher", "n_jobs": 1}}
+    monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: pytest.fail("it began"))
+    answers = iter([False, True])  # the sweep ends while the job waits
+    monkeypatch.setattr("dml.launch.sweep.is_over", lambda: next(answers))
+    with FileLock(of_a_sweep / held):
+        assert job_of_a_sweep(OmegaConf.create({"trainer": {"devices": 1}}), ["seed=1"]) is None
+    assert list(answers) == []
+
+
 SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
 
 
@@ -372,7 +401,7 @@ SEARCH = ["lr=interval(0.1,0.2)", "hydra/sweeper=optuna"]
         (["seed=1,2", "hydra/launcher=submitit_slurm"], "srun"),
         pytest.param([*SEARCH, "hydra.sweeper.n_trials=0"], "hydra.sweeper.*", marks=pytest.mark.exhaustive),
         ([*SEARCH, "lr=0.1"], "lr is given twice, once as lr=interval(0.1,0.2): leave one of them out"),
-        ([*SEARCH, "hydra.sweeper.direction=minimize"], "leave hydra.sweeper.direction out"),
+        ([*SEARCH, "++hydra.sweeper.direction=minimize"], "leave hydra.sweeper.direction out"),
         (
             ["seed=1,2", "hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2"],
             "hydra.launcher.tasks_per_node=2 would start a job of the sweep 2 times: leave it out",

@@ -5,6 +5,7 @@ The classes are split into training and test classes.
 
 import os
 import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -53,7 +54,9 @@ def folder(
         UserError: there is no such folder, it has no class folders, a class folder has no images, the split leaves one
             side empty or is unclear, or the CSV file does not fit; the message gives the line.
     """
-    listing = Listing(Path(csv)) if csv else None
+    if csv == "":
+        raise UserError("dataset.csv is empty: name a file, or leave the option out")
+    listing = None if csv is None else Listing(Path(csv))
     if listing is not None and "path" in listing.columns:
         return listed_images(
             listing, Path(root), name, lambda names: _ordered_roles(names, train_fraction), unreadable=unreadable
@@ -65,7 +68,7 @@ def folder(
     else:
         roles = (depth == "leaf" and _roles_of_folders(names, Path(root))) or _ordered_roles(names, train_fraction)
     sizes: list[int] = []  # of the classes
-    paths = Paths.of(_listed(classes.values(), sizes))
+    paths = Paths.of(_listed(classes.values(), sizes, alone=depth == "class"))
     labels = np.repeat(np.arange(len(names)), sizes)
     return Records(
         name=name,
@@ -78,10 +81,11 @@ def folder(
     )
 
 
-def _listed(folders: Iterable[Path], sizes: list[int]) -> Iterator[str]:
-    """Yields the images of all folders, one folder after another; appends each folder's image count to `sizes`."""
+def _listed(folders: Iterable[Path], sizes: list[int], *, alone: bool) -> Iterator[str]:
+    """Yields the images of all folders, one folder after another; appends each folder's image count to `sizes`. If no
+    class lies in the folder of another (`alone`), it warns of images that lie deeper."""
     for folder in folders:
-        images = images_below(folder)
+        images = images_below(folder, alone=alone)
         sizes.append(len(images))
         yield from images
 
@@ -146,17 +150,29 @@ def _is_image(name: str) -> bool:
     return name[0] != "." and name.lower().endswith(SUFFIXES)
 
 
-def images_below(path: Path) -> list[str]:
+def images_below(path: Path, *, alone: bool = False) -> list[str]:
     """Returns the paths of the images in one class folder, in the order of names.
+
+    Args:
+        path: of the folder.
+        alone: no other class lies in it, so that images which lie deeper are of none; it warns of them.
 
     Raises:
         UserError: there are none; the message says whether a deeper folder has some.
     """
     with os.scandir(path) as entries:
         # Also links to nothing and pipes, which are then named with the files that cannot be read.
-        files = [e.path for e in entries if _is_image(e.name) and not os.path.isdir(e.path)]
+        every = [e for e in entries if e.name[0] != "."]
+        files = [e.path for e in every if _is_image(e.name) and not os.path.isdir(e.path)]
+        folders = alone and any(e.is_dir(follow_symlinks=False) for e in every)
+    deeper = next(_with_images(path), None) if folders or not files else None
+    if files and deeper is not None:
+        warnings.warn(
+            f"images that lie deeper than others of their class are left out, as those in {deeper}: move them into "
+            f"{path}, or set dataset.depth=leaf to make each such folder a class",
+            stacklevel=2,
+        )
     if not files:
-        deeper = next(_with_images(path), None)
         remedy = "fill it or remove it"
         if deeper is not None:
             remedy = f"they lie deeper, as in {deeper}: set dataset.depth=leaf to make each such folder a class"

@@ -168,7 +168,10 @@ def _files(listing: Listing, root: Path) -> list[str]:
     for number, said in listing.rows:
         if not said["path"]:
             listing.tell(number, "has no path")
-        file = os.path.normpath(os.path.join(root, said["path"]))
+        file = os.path.join(root, os.path.normpath(said["path"]))
+        if ".." in Path(said["path"]).parts:  # behind a link, the folder above is that of what the link leads to
+            folder, name = os.path.split(os.path.join(root, said["path"]))
+            file = os.path.join(os.path.realpath(folder), name)
         if file in lines:
             listing.tell(
                 number,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torchvision.transforms import v2
 
+from dml.data.transforms import MEAN_COLOUR
 from dml.errors import UserError
 
 
@@ -60,10 +61,16 @@ def drawn(moves: Sequence[Any], height: int, width: int) -> View:
 
 
 def _crop(move: Any, view: View) -> View:
+    if (move.padding or move.pad_if_needed) and (move.padding_mode != "constant" or _colour(move.fill) != MEAN_COLOUR):
+        raise refused(move)  # what lies outside of a picture is filled with that colour
     params = _params(move, view.high, view.wide)
     left, top, _, _ = params["padding"]
     down, right = view.down + params["top"] - top, view.right + params["left"] - left
     return view._replace(down=down, right=right, high=params["height"], wide=params["width"])
+
+
+def _colour(fill: Any) -> tuple[Any, ...]:
+    return tuple(fill) if isinstance(fill, Sequence) else (fill,) * 3
 
 
 def _centre_crop(move: Any, view: View) -> View:

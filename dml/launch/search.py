@@ -28,6 +28,10 @@ def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
     asked = any(one.lstrip("+").startswith("hydra.sweeper.direction=") for one in config.hydra.overrides.hydra)
     if asked and sweeper.direction != "maximize":
         stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
+    ranges = [str(one.input_line) for one in overrides if one.is_range_sweep()]
+    ranges += [f"{k}={v}" for k, v in (sweeper.get("params") or {}).items() if str(v).startswith("range(")]
+    if ranges:  # Optuna's sweeper takes other values, and its grid leaves some out
+        stop(f"A search cannot take {ranges[0]} as a sweep does: write the values as a list, or interval(LOW,HIGH).")
     names = [one.get_key_element().lstrip("+~") for one in overrides]
     for name, one in zip(names, overrides, strict=True):
         if one.is_sweep_override() and names.count(name) > 1:  # Optuna's sweeper would not vary it, without a word

@@ -236,6 +236,8 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
         with _turn(folder), _environment(config, hydra_config) as environment:
+            if is_over():
+                return None
             code = job(overrides, folder, log, is_over, environment, folder_option("sweep_dir", folder.parent))
     except Interrupted:
         if at_once:  # other jobs may still be writing their checkpoints
@@ -255,11 +257,21 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Waits while another job has the same options: a search may try the same values twice at once. The second one
-    then finds the run finished."""
+    """Waits while another job has the same options: a search may try the same values twice at once, or the same sweep
+    runs twice. The second one then finds the run finished. Raises Interrupted if the sweep is over meanwhile."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    with suppress(OSError, NotImplementedError):  # a file system without locks
-        lock.acquire()
+    waits = False
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0 if not waits else 0.5)
+        except Timeout:
+            if is_over():
+                raise Interrupted(f"the sweep ended before the job in {folder} began") from None
+            if not waits:
+                print(f"{folder}: another process trains this; waiting for it.", flush=True)
+            waits = True
+        except (OSError, NotImplementedError):  # a file system without locks
+            break
     try:
         yield
     finally:
@@ -285,6 +297,8 @@ def free_place(folder: Path, at_once: int, number: int) -> Iterator[int]:
 
     The number of the job alone would not do: jobs end in any order, and two of them would share a GPU.
 
+    Raises Interrupted if the sweep is over meanwhile.
+
     Args:
         folder: where the locks are; a place is free again when its process ends, however that ends.
         at_once: how many jobs run at once.
@@ -296,6 +310,8 @@ def free_place(folder: Path, at_once: int, number: int) -> Iterator[int]:
                 # Not dml.files.alone, which would import torch here.
                 held.enter_context(FileLock(folder / f".place_{place}.lock").acquire(timeout=0))
             except Timeout:  # a job that has just ended may still hold its place
+                if is_over():
+                    raise Interrupted("the sweep ended before this job began") from None
                 time.sleep(0.1)
                 continue
             except (OSError, NotImplementedError):

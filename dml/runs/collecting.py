@@ -191,13 +191,18 @@ def _finished(folder: Path) -> FinishedRun | None:
 
 def groups(runs: Sequence[FinishedRun]) -> list[Group]:
     """Groups runs by configuration. The label of a group has the options that were typed and are not common to all;
-    groups that differ only in what was not typed, such as a default of another version, are numbered."""
+    groups that differ only in what was not typed, such as a default of another version, are numbered. A number that
+    was typed in two ways is one value, as it was typed first."""
     found: dict[str, list[FinishedRun]] = {}
     for run in runs:
         found.setdefault(configuration(run.config), []).append(run)
     if len(found) == 1:
         return [Group(label(runs[0].config)[0], list(runs), {})]
-    typed = [[o for o in group[0].overrides if tells(o, repeats(group[0].config))] for group in found.values()]
+    spelled: dict[tuple[str, float | str], str] = {}
+    typed = [
+        [spelled.setdefault(_meant(o), o) for o in group[0].overrides if tells(o, repeats(group[0].config))]
+        for group in found.values()
+    ]
     common = set(typed[0]).intersection(*typed)
     own = [[o for o in options if o not in common] for options in typed]
     labels = [" ".join(options) or "the rest by default" for options in own]
@@ -211,6 +216,15 @@ def groups(runs: Sequence[FinishedRun]) -> list[Group]:
         )
         for one, number, options, group in zip(labels, numbers, own, found.values(), strict=True)
     ]
+
+
+def _meant(override: str) -> tuple[str, float | str]:
+    """Returns the name in an override, and its value, the same for all spellings of a number."""
+    name, _, value = override.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
 
 
 def twice(group: Group) -> tuple[Path, Path] | None:

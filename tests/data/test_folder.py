@@ -174,6 +174,35 @@ def test_the_first_share_of_the_classes_trains(tree: Path, fraction: float, trai
     assert set(records.labels[records.train_rows]) == set(range(train))
 
 
+def test_images_that_lie_deeper_than_others_are_told(tree: Path) -> None:
+    (tree / "b" / "notes").mkdir()
+    picture(tree / "b" / ".hidden" / "1.jpg")
+    assert len(folder(str(tree)).paths) == 5
+    picture(tree / "b" / "more" / "1.jpg")
+    with pytest.warns(UserWarning, match=r"deeper than others of their class are left out, as those in .*b/more: move"):
+        assert len(folder(str(tree)).paths) == 5
+
+
+def test_an_empty_csv_is_no_csv_that_was_left_out(tree: Path) -> None:
+    with pytest.raises(UserError, match=r"dataset\.csv is empty: name a file, or leave the option out"):
+        folder(str(tree), csv="")
+
+
+def test_a_folder_above_is_that_of_what_a_link_leads_to(tree: Path, tmp_path: Path) -> None:
+    """As the system opens it; and one image that is written in two ways is there twice."""
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    picture(tmp_path / "disk" / "a.jpg", colour=(1, 2, 3))
+    (tmp_path / "root").symlink_to(tmp_path / "disk" / "real")
+    picture(tmp_path / "a.jpg", colour=(9, 9, 9))
+    file = tmp_path / "images.csv"
+    file.write_text(f"path,label\n../a.jpg,x\n{tree / 'b/2.jpg'},y\n./../a.jpg,x\n")
+    with pytest.raises(UserError, match=r"line 4 .*has \./\.\./a\.jpg again, as line 2"):
+        folder(str(tmp_path / "root"), csv=str(file))
+    file.write_text(f"path,label\n../a.jpg,x\n{tree / 'b/2.jpg'},y\n")
+    records = folder(str(tmp_path / "root"), csv=str(file))
+    assert Path(records.paths[0]).samefile(tmp_path / "disk" / "a.jpg")
+
+
 def test_a_csv_gives_roles(tree: Path, tmp_path: Path) -> None:
     split = tmp_path / "split.csv"
     # a byte order mark, as spreadsheets write it; the umlaut decomposed, as some file systems have it
