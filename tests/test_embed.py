@@ -78,6 +78,9 @@ def test_the_weights_are_those_of_the_figures(run: Path, configure: Configure) -
     best = shutil.copy(last, last.with_name("best_on_validation.ckpt"))
     assert Trained.of(run).checkpoint == best
     assert Trained.of(run, "last").checkpoint == last
+    (run / "metrics.json").write_text("{")
+    with pytest.raises(UserError, match=r"metrics\.json .*, or choose the weights with --checkpoint last\."):
+        Trained.of(run)
 
 
 def test_the_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,10 +84,12 @@ def test_a_lengthening_that_dies_leaves_the_shorter_run(
         aside = best.rename(tmp_path / "aside")
         if content is not None:
             best.write_bytes(content)
+        log = (tmp_path / "run" / "metrics.jsonl").read_bytes()
         with pytest.raises(
             UserError, match=rf"best_on_test\.ckpt {said}, and this run tests that checkpoint at its end"
         ):
             train(6)
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == log
         aside.rename(best)
     train(6)
     (longer,) = leaves([tmp_path / "run"])

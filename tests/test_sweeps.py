@@ -149,18 +149,19 @@ def test_a_search_draws_by_the_seed_of_its_runs(sampler: str) -> None:
     assert OmegaConf.select(config.hydra.sweeper, "sampler.seed") == (7 if sampler == "tpe" else None)
 
 
+@pytest.mark.parametrize("values", ["range(1,4)", "sort(range(1,4))"])
 @pytest.mark.parametrize("place", ["typed", "overlay"])
-def test_a_search_takes_no_range(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_takes_no_range(place: str, values: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of `range(1,4)` Optuna's sweeper tries 4, too, and its grid sampler leaves out 0.5 of `range(0.1,0.6,0.1)`."""
-    typed = ["method.M=range(1,4)"] if place == "typed" else []
+    typed = [f"method.M={values}"] if place == "typed" else []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["hydra/sweeper=optuna"], return_hydra_config=True)
     if not typed:
         with read_write(config), open_dict(config):
-            config.hydra.sweeper.params = {"method.M": "range(1,4)"}
+            config.hydra.sweeper.params = {"method.M": values}
     with pytest.raises(SystemExit):
         settle_search(config, OverridesParser.create().parse_overrides(typed))
-    assert "cannot take method.M=range(1,4) as a sweep does: write the values as a list" in capsys.readouterr().err
+    assert f"cannot take method.M={values} as a sweep does: write the values as a list" in capsys.readouterr().err
 
 
 @pytest.mark.exhaustive

@@ -84,10 +84,17 @@ def folder(
 def _listed(folders: Iterable[Path], sizes: list[int], *, alone: bool) -> Iterator[str]:
     """Yields the images of all folders, one folder after another; appends each folder's image count to `sizes`. If no
     class lies in the folder of another (`alone`), it warns of images that lie deeper."""
+    deeper: list[Path] | None = [] if alone else None
     for folder in folders:
-        images = images_below(folder, alone=alone)
+        images = images_below(folder, deeper)
         sizes.append(len(images))
         yield from images
+    if deeper:
+        warnings.warn(
+            f"images that lie deeper than others of their class are left out, in {len(deeper)} class folders, as in "
+            f"{deeper[0]}: move them up, or set dataset.depth=leaf to make each such folder a class",
+            stacklevel=2,
+        )
 
 
 def class_folders(root: Path) -> dict[str, Path]:
@@ -150,12 +157,12 @@ def _is_image(name: str) -> bool:
     return name[0] != "." and name.lower().endswith(SUFFIXES)
 
 
-def images_below(path: Path, *, alone: bool = False) -> list[str]:
+def images_below(path: Path, others: list[Path] | None = None) -> list[str]:
     """Returns the paths of the images in one class folder, in the order of names.
 
     Args:
         path: of the folder.
-        alone: no other class lies in it, so that images which lie deeper are of none; it warns of them.
+        others: gets a deeper folder that has images, if there is one; None: it is not looked for.
 
     Raises:
         UserError: there are none; the message says whether a deeper folder has some.
@@ -164,14 +171,10 @@ def images_below(path: Path, *, alone: bool = False) -> list[str]:
         # Also links to nothing and pipes, which are then named with the files that cannot be read.
         every = [e for e in entries if e.name[0] != "."]
         files = [e.path for e in every if _is_image(e.name) and not os.path.isdir(e.path)]
-        folders = alone and any(e.is_dir(follow_symlinks=False) for e in every)
+        folders = others is not None and any(e.is_dir(follow_symlinks=False) for e in every)
     deeper = next(_with_images(path), None) if folders or not files else None
-    if files and deeper is not None:
-        warnings.warn(
-            f"images that lie deeper than others of their class are left out, as those in {deeper}: move them into "
-            f"{path}, or set dataset.depth=leaf to make each such folder a class",
-            stacklevel=2,
-        )
+    if others is not None and deeper is not None:
+        others.append(deeper)
     if not files:
         remedy = "fill it or remove it"
         if deeper is not None:

@@ -10,6 +10,7 @@ import math
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -164,21 +165,25 @@ def listed_images(
 
 def _files(listing: Listing, root: Path) -> list[str]:
     lines: dict[str, int] = {}
-    missing = []
+    found, missing = [], []
+    upwards = any(".." in Path(said["path"]).parts for _, said in listing.rows)
+    real = cache(os.path.realpath)  # behind a link, the folder above is that of what the link leads to
     for number, said in listing.rows:
         if not said["path"]:
             listing.tell(number, "has no path")
-        file = os.path.join(root, os.path.normpath(said["path"]))
-        if ".." in Path(said["path"]).parts:  # behind a link, the folder above is that of what the link leads to
-            folder, name = os.path.split(os.path.join(root, said["path"]))
-            file = os.path.join(os.path.realpath(folder), name)
-        if file in lines:
+        folder, name = os.path.split(os.path.join(root, said["path"]))
+        file = key = os.path.join(root, os.path.normpath(said["path"]))
+        if upwards:
+            key = os.path.join(real(folder), name)
+            file = key if ".." in Path(said["path"]).parts else file
+        if key in lines:
             listing.tell(
                 number,
-                f"has {said['path']} again, as line {lines[file]}: if a photograph shows several objects, make a file "
+                f"has {said['path']} again, as line {lines[key]}: if a photograph shows several objects, make a file "
                 "of each",
             )
-        lines[file] = number
+        lines[key] = number
+        found.append(file)
         if not os.path.isfile(file):
             missing.append((number, file))
     if missing:
@@ -186,7 +191,7 @@ def _files(listing: Listing, root: Path) -> list[str]:
         listing.tell(
             number, f"names {file}, which does not exist ({len(missing)} such): paths are relative to dataset.root"
         )
-    return list(lines)
+    return found
 
 
 def _cameras(listing: Listing) -> np.ndarray | None:

@@ -67,7 +67,7 @@ class Trained:
         Args:
             run: the folder.
             checkpoint: one of `CHECKPOINTS`; None: the one that the run's figures are of, the last one if it has no
-                figures yet. What was exported or published has one only: None.
+                figures yet. What was exported or published has one only: None or `last`.
             device: `cpu`, `cuda`, or `auto`: a GPU if there is one.
 
         Raises:
@@ -225,18 +225,28 @@ def _checkpoint(run: Path, name: str | None) -> Path:
     if name is not None and name not in CHECKPOINTS:
         raise UserError(f"--checkpoint {name} is unknown: choose {', '.join(CHECKPOINTS)}.")
     if (run / NETWORK).is_file() and not (run / "checkpoints").exists():
-        if name is not None:
+        if name not in (None, "last"):
             raise UserError(f"{run} has the weights of one checkpoint only: leave --checkpoint {name} out.")
         return run / NETWORK
     folder = RunFolder(run)
     if name is None:
-        name = result(folder.metrics()) if (run / "metrics.json").is_file() else "last"
+        name = _of_the_figures(folder)
     path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():
         others = [other for other in CHECKPOINTS if (path.parent / f"{other}.ckpt").is_file()]
         have = f"it has {', '.join(others)}" if others else "name the folder of a run that was trained"
         raise UserError(f"{run} has no checkpoint {path.relative_to(run)}: {have}.")
     return path
+
+
+def _of_the_figures(folder: RunFolder) -> str:
+    """Returns the name of the checkpoint to which a run's figures belong; `last` if it has no figures yet."""
+    if not (folder.path / "metrics.json").is_file():
+        return "last"
+    try:
+        return result(folder.metrics())
+    except UserError as error:
+        raise UserError(f"{str(error).removesuffix('.')}, or choose the weights with --checkpoint last.") from error
 
 
 def _device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, read_write
 
@@ -29,7 +30,9 @@ def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
     if asked and sweeper.direction != "maximize":
         stop("A search maximises protocol.criterion: leave hydra.sweeper.direction out.")
     ranges = [str(one.input_line) for one in overrides if one.is_range_sweep()]
-    ranges += [f"{k}={v}" for k, v in (sweeper.get("params") or {}).items() if str(v).startswith("range(")]
+    params = [f"{name}={value}" for name, value in (sweeper.get("params") or {}).items()]
+    of_overlay = OverridesParser.create().parse_overrides(params)
+    ranges += [text for text, one in zip(params, of_overlay, strict=True) if one.is_range_sweep()]
     if ranges:  # Optuna's sweeper takes other values, and its grid leaves some out
         stop(f"A search cannot take {ranges[0]} as a sweep does: write the values as a list, or interval(LOW,HIGH).")
     names = [one.get_key_element().lstrip("+~") for one in overrides]

@@ -163,12 +163,12 @@ class RunFolder:
             if self.lengthening(config):
                 self._new_name = config, overrides
             else:
+                self.forget_results()  # of a run that was killed while it became longer
                 self.name(config, overrides)
             with self._writing():
                 for part in ("checkpoints", "figures"):
                     (self.path / part).mkdir(exist_ok=True)
             if not self.begun():
-                self.forget_results()
                 for given_up in self.last.parent.glob("best_on_*.ckpt"):
                     given_up.unlink()
             self._mend()

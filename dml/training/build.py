@@ -7,7 +7,7 @@ import PIL
 import pytorch_lightning as pl
 import torch
 import torchvision
-from hydra.utils import get_class
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from dml.configuration.components import Waits, instantiate, without
@@ -64,6 +64,8 @@ def build(config: DictConfig) -> Parts:
     """
     check(config)
     _check_sizes(config)
+    if (layers := config.backbone.get("lora_layers")) is not None and config.backbone.train != "lora":
+        raise UserError(f"backbone.lora_layers={list(layers)} is for backbone.train=lora: set both, or leave it out.")
     pl.seed_everything(config.seed, verbose=False)
     protocol: Conventional = instantiate(config.protocol)
     if protocol.clustering:
@@ -236,7 +238,8 @@ def build_method(config: DictConfig, loss: NewLoss | None = None, backbone: Back
 
     def configured(dim: int) -> Loss:
         config.runtime.embedding_dim = dim
-        if not issubclass(get_class(config.loss._target_), Loss):
+        made_by = get_object(config.loss._target_)
+        if isinstance(made_by, type) and not issubclass(made_by, Loss):
             raise UserError(
                 f"the file of this loss names {config.loss._target_}: put it under loss: of _target_: dml.losses.Loss, "
                 "as in conf/loss/margin.yaml."

@@ -142,7 +142,7 @@ def _finished(folder: RunFolder, config: DictConfig) -> dict[str, float]:
         return {}
     print(f"{folder.path} already holds this run, and it is finished: nothing was trained.")
     if config.report and not (folder.path / "report.html").exists():
-        print("It has no report.html, as it was trained with report=false.")
+        print("It has no report.html, which report=true would have made in the training.")
     return _close(folder)
 
 

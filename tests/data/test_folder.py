@@ -179,8 +179,10 @@ def test_images_that_lie_deeper_than_others_are_told(tree: Path) -> None:
     picture(tree / "b" / ".hidden" / "1.jpg")
     assert len(folder(str(tree)).paths) == 5
     picture(tree / "b" / "more" / "1.jpg")
-    with pytest.warns(UserWarning, match=r"deeper than others of their class are left out, as those in .*b/more: move"):
+    picture(tree / "c" / "more" / "1.jpg")
+    with pytest.warns(UserWarning, match=r"are left out, in 2 class folders, as in .*b/more: move them up") as told:
         assert len(folder(str(tree)).paths) == 5
+    assert len(told) == 1
 
 
 def test_an_empty_csv_is_no_csv_that_was_left_out(tree: Path) -> None:
@@ -197,6 +199,11 @@ def test_a_folder_above_is_that_of_what_a_link_leads_to(tree: Path, tmp_path: Pa
     file = tmp_path / "images.csv"
     file.write_text(f"path,label\n../a.jpg,x\n{tree / 'b/2.jpg'},y\n./../a.jpg,x\n")
     with pytest.raises(UserError, match=r"line 4 .*has \./\.\./a\.jpg again, as line 2"):
+        folder(str(tmp_path / "root"), csv=str(file))
+    plain, above = tmp_path / "disk" / "real" / "a.jpg", "../real/a.jpg"  # one image by a link, and by the folder
+    picture(plain)
+    file.write_text(f"path,label\na.jpg,x\n{tree / 'b/2.jpg'},y\n{above},x\n")
+    with pytest.raises(UserError, match=r"line 4 .*has \.\./real/a\.jpg again, as line 2"):
         folder(str(tmp_path / "root"), csv=str(file))
     file.write_text(f"path,label\n../a.jpg,x\n{tree / 'b/2.jpg'},y\n")
     records = folder(str(tmp_path / "root"), csv=str(file))

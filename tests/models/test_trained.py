@@ -238,10 +238,6 @@ def test_one_group_without_a_decay(configure: Callable[..., DictConfig]) -> None
         (["backbone.train=lora", "backbone.lora_layers=[block2]"], r"no layer of the backbone has this name"),
         (["backbone.train=lora", "backbone.lora_layers=[block2.1]"], r"stages\.block2\.1 can have no adapter"),
         (["backbone.train=lora", "backbone.lora_layers=[]"], r"backbone\.lora_layers"),
-        (
-            ["backbone.train=last:1", "backbone.lora_layers=[block2]"],
-            r"block2'\] is for backbone\.train=lora",
-        ),
         (["backbone.batch_norm=no"], r"backbone\.batch_norm=no"),
         (["backbone.lora_rank=0"], r"backbone\.lora_rank=0"),
         (["backbone=googlenet_v1", "backbone.weights=none", "backbone.train=norm"], r"has no norm with weights"),
@@ -251,6 +247,11 @@ def test_one_group_without_a_decay(configure: Callable[..., DictConfig]) -> None
 def test_what_cannot_be_trained_is_told(method_of: MethodOf, options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         method_of("method=baseline", *options)
+
+
+def test_layers_of_adapters_without_adapters_are_told(configure: Callable[..., DictConfig]) -> None:
+    with pytest.raises(UserError, match=r"lora_layers=\['block2'\] is for backbone\.train=lora: set both, or leave it"):
+        build(configure(*TINY, "backbone.lora_layers=[block2]"))
 
 
 def test_peft_is_named_where_it_is_missing(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,16 +52,12 @@ def choose_trained(
         lora_layers: ends of the names of the layers that get adapters; None: the layers named under `train`.
 
     Raises:
-        UserError: `train` is unknown, `lora_layers` is given without adapters, there are fewer stages than N, no norm
-            that is trained, or no layer of such a name, a layer can have no adapter, or peft is missing.
+        UserError: `train` is unknown, there are fewer stages than N, no norm that is trained, or no layer of such a
+            name, a layer can have no adapter, or peft is missing.
     """
     last = re.fullmatch(r"last:([1-9]\d*)", train)
     if last is None and train not in ("all", "none", "norm", "lora"):
         raise UserError(f"backbone.train={train} is unknown: choose all, none, last:N (N stages), norm or lora.")
-    if lora_layers is not None and train != "lora":
-        raise UserError(
-            f"backbone.lora_layers={list(lora_layers)} is for backbone.train=lora: set both, or leave it out."
-        )
     backbone.frozen_statistics = batch_norm != "batch" or train in ("none", "lora")
     if last is not None:
         _freeze(backbone, _before_last(backbone, int(last[1]), train))

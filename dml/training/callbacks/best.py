@@ -40,14 +40,14 @@ class BestCheckpoint(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.metrics, self.step = state_dict["metrics"], state_dict["step"]
         self.before_the_end = state_dict["before_the_end"]
+        if self.step or self.file.exists():
+            self._read_the_best()  # before anything of the training is written
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if trainer.global_step and (self.step or self.file.exists()):
-            self._read_the_best(trainer)
         if self.course.lengthened:
             self._go_on_from_an_end(trainer)
 
-    def _read_the_best(self, trainer: pl.Trainer) -> None:
+    def _read_the_best(self) -> None:
         """Reads the record of the best checkpoint, which may be newer than the last one after a kill.
 
         Raises:
