@@ -391,7 +391,7 @@ def test_a_script_ends_with_the_command_that_started_it(
     wait_for(lambda: not psutil.pid_exists(int(noted.read_text())))
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
