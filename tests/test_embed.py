@@ -66,7 +66,7 @@ def test_embeddings_are_those_of_the_evaluation(configure: Configure, tmp_path: 
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
 
 
-def test_the_weights_are_those_of_the_figures(run: Path, configure: Configure) -> None:
+def test_the_weights_are_those_of_the_figures(run: Path) -> None:
     """Of a run whose figures are of the best checkpoint, that one; the last while it has no figures."""
     last = run / "checkpoints" / "last.ckpt"
     assert Trained.of(run).checkpoint == last

@@ -85,21 +85,13 @@ def write_gallery(
     need_pyarrow()
     check_value("--batch-size", batch_size, Size)
     with group():
-        _write(run, places, out, checkpoint, batch_size, device, skip, dtype)
+        first = not is_initialized() or get_rank() == 0
+        given = run, places, out, checkpoint, batch_size, device, dtype, first
+        _write(*_together(lambda: _prepared(*given)), out, skip, first)
 
 
-def _write(
-    run: Path,
-    places: Sequence[Path],
-    out: Path,
-    checkpoint: str | None,
-    batch_size: int,
-    device: str,
-    skip: bool,
-    dtype: str,
-) -> None:
-    first = not is_initialized() or get_rank() == 0
-    files, trained, what = _together(lambda: _prepared(run, places, out, checkpoint, batch_size, device, dtype, first))
+def _write(files: list[Path], trained: Trained, what: dict[str, Any], out: Path, skip: bool, first: bool) -> None:
+    """Embeds what `_prepared` returned; `first`: this process is the first one."""
     if any(one != what for one in from_all_ranks(what)):
         raise UserError("The processes do not see the same images or the same run: give all the same folders.")
     with ExitStack() as held:
@@ -112,7 +104,7 @@ def _write(
 
         _together(begin)
         draft = _together(lambda: Draft.open(out))
-        unreadable = _together(lambda: _embed(trained, files, draft, batch_size, skip))
+        unreadable = _together(lambda: _embed(trained, files, draft, what["batch_size"], skip))
         found = {at: why for of_rank in from_all_ranks(unreadable) for at, why in of_rank.items()}
         if first and len(found) == len(files):
             Draft.remove(out)  # nothing of it is of use
@@ -128,7 +120,7 @@ def _write(
                 said = unreadable_sentence({files[at]: why for at, why in sorted(found.items())})
                 print(f"Left out: {said}.")
             before = f"; {draft.found} of them were there already" if draft.found else ""
-            print(f"{out}: {count} embeddings of {trained.width} dimensions, {dtype}{before}")
+            print(f"{out}: {count} embeddings of {trained.width} dimensions, {what['dtype']}{before}")
 
         _together(finish)
 

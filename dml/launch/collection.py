@@ -48,8 +48,8 @@ def run_all(config: DictConfig, overrides: list[str]) -> dict[str, float]:
     check(config)
     folder = RunFolder.of(config, overrides)
     folder.check(config)
-    if _to_do(config, folder):
-        _check_parts(config, folder)
+    if to_do := _to_do(config, folder):
+        _check_parts(config, folder, to_do)
         _try_one(config)
     with folder.locked():
         folder.check(config)  # again, since another process may have written here before the lock was taken
@@ -110,12 +110,13 @@ def _to_do(config: DictConfig, folder: RunFolder) -> list[str]:
     return found
 
 
-def _check_parts(config: DictConfig, folder: RunFolder) -> None:
-    """Raises UserError if a training was begun that cannot be continued, so that nothing is written for the others."""
-    for name, options in trainings_of(config).items():
+def _check_parts(config: DictConfig, folder: RunFolder, names: list[str]) -> None:
+    """Raises UserError if one of these trainings was begun and cannot be continued, before anything is written."""
+    parts = trainings_of(config)
+    for name in names:
         part = RunFolder(folder.path / name)
         if part.begun():
-            part.check(_one(config, options))
+            part.check(_one(config, parts[name]))
 
 
 def _one(config: DictConfig, options: list[str]) -> DictConfig:

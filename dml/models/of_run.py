@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dml.errors import UserError
 from dml.files import CONFIG, NETWORK, read_yaml
@@ -78,17 +77,18 @@ def of_backbone(state: dict[Any, Any], config: dict[str, Any], path: Path) -> di
 
 def _merged(state: dict[str, Any], config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Adds adapters to the weights of their layers: W + alpha / r * B A (Hu et al. 2022, section 4.1)."""
-    down = {key.removesuffix(DOWN): value for key, value in state.items() if key.endswith(DOWN)}
-    if not down:
+    layers = [key.removesuffix(DOWN) for key in state if key.endswith(DOWN)]
+    layers = [one for one in layers if {f"{one}{BASE}weight", one + UP} <= state.keys()]  # others are told as unknown
+    if not layers:
         return state
     backbone = config.get("backbone")
     alpha = backbone.get("lora_alpha") if isinstance(backbone, dict) else None
     if not isinstance(alpha, int | float):
         raise UserError(f"{path} has adapters, and no configuration that says their scale: give a run's checkpoint.")
-    found = {key.replace(BASE, "."): value for key, value in state.items() if not key.endswith((DOWN, UP))}
-    for layer, a in down.items():
-        b: Tensor = state[layer + UP]
-        found[f"{layer}.weight"] = found[f"{layer}.weight"] + alpha / len(a) * torch.einsum(
-            "or,r...->o...", b.flatten(1), a
-        )
+    adapters = {layer + end for layer in layers for end in (DOWN, UP)}
+    found = {key.replace(BASE, "."): value for key, value in state.items() if key not in adapters}
+    for layer in layers:
+        a, b = state[layer + DOWN], state[layer + UP]  # [r,i,...] and [o,r,...], the latter without extent
+        added = alpha / len(a) * torch.einsum("or,r...->o...", b.flatten(1), a)
+        found[f"{layer}.weight"] = found[f"{layer}.weight"] + added
     return found

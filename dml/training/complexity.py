@@ -58,7 +58,7 @@ def complexity(method: Method, image_size: int, dim: int | None = None) -> dict[
     method.train(training)
     if embedding.ndim != 3 or (dim is not None and embedding.shape[2] != dim // embedding.shape[1]):
         raise UserError(
-            f"head.dim={dim}, but the learners of an image have the shape {list(embedding.shape[1:])}: a head has to "
+            f"the embedding of an image has the shape {list(embedding.shape[1:])} (learners, width): a head has to "
             "return [B,d], with the d that it is given."
         )
     left_out = {id(p) for module in method.training_only() for p in module.parameters()}

@@ -6,11 +6,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from omegaconf import DictConfig
+from pytorch_metric_learning.losses import ContrastiveLoss
 
 from dml.configuration.composition import composed
 from dml.configuration.trainings import declared
 from dml.errors import UserError
+from dml.losses import Loss
 from dml.methods.base import Batch, Method, Output
+from dml.training.build import build_method
 from dml.training.complexity import complexity
 from tests.components import components
 from tests.conftest import loss_of
@@ -137,6 +141,39 @@ def test_complexity_counts_multiply_adds(method_of: MethodOf) -> None:
     probe.embed(torch.zeros(1, 3, 32, 32))
     expected = sum(p.numel() for name, p in method.named_parameters() if not name.startswith("losses."))
     assert complexity(method, 32) == {"params": expected, "trained_params": expected, "flops": by_hand}
+
+
+@pytest.mark.parametrize(("shape", "learners"), [((1, 24, 1, 1), 24), ((1, 1, 20), 1), ((1, 5, 5), 5)])
+def test_a_head_of_another_width_is_told(
+    method_of: MethodOf, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], learners: int
+) -> None:
+    method = method_of("method=baseline")
+    assert complexity(method, 32, 24) == complexity(method, 32)
+    monkeypatch.setattr(type(method), "embed", Mock(return_value=torch.zeros(shape)))
+    with pytest.raises(UserError, match=rf"shape \[{learners}, .*\] \(learners, width\): a head has to return \[B,d\]"):
+        complexity(method, 32, 24)
+
+
+def test_learners_that_do_not_fill_the_width_are_let_pass(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeML(3,3) of 512 dimensions has nine learners of 56 (Table 2)."""
+    method = method_of("method=baseline")
+    monkeypatch.setattr(type(method), "embed", Mock(return_value=torch.zeros(1, 9, 56)))
+    assert complexity(method, 32, 512)["flops"] == 0
+
+
+def made_by_a_function(**_: object) -> Loss:
+    return Loss(ContrastiveLoss())
+
+
+def test_a_file_that_names_a_bare_loss_is_told(configure: Callable[..., DictConfig]) -> None:
+    config = configure("method=baseline", "runtime.train_classes=5")
+    config.loss = {"_target_": "pytorch_metric_learning.losses.ContrastiveLoss"}
+    with pytest.raises(
+        UserError, match=r"names pytorch_metric_learning\.losses\.ContrastiveLoss: put it under loss: of"
+    ):
+        build_method(config)
+    config.loss = {"_target_": f"{__name__}.made_by_a_function"}
+    assert isinstance(build_method(config).losses[0].loss, ContrastiveLoss)
 
 
 def test_too_little_memory_is_not_told_as_too_small_an_image(
