@@ -19,7 +19,7 @@ from dml.errors import UserError
 from dml.reporting.summary import _over_steps, _point, _swept, write_summary
 from dml.runs import provenance
 from dml.runs.about import settings
-from dml.runs.collecting import BELOW, groups, leaves, mean_and_std, twice
+from dml.runs.collecting import BELOW, copies, groups, leaves, mean_and_std
 from dml.runs.differences import ABSENT, differences, heading
 from dml.runs.folder import RunFolder
 from dml.runs.starts import note_start
@@ -52,17 +52,23 @@ def test_whole_numbers_are_one_option_however_they_were_typed(make_run: MakeRun,
     assert len(groups(leaves([tmp_path]))) == 2
 
 
-def test_the_same_training_twice(make_run: MakeRun, tmp_path: Path) -> None:
-    for name, seed in (("a/0", 1), ("a/1", 2), ("a/copy", 1)):
-        make_run(name, {}, "method=abe", f"seed={seed}")
+def test_the_same_training_twice(make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seed, recall in (("a/0", 1, 0.5), ("a/1", 2, 0.7), ("a/copy", 1, 0.5)):
+        make_run(name, {"test/recall@1": recall}, "method=abe", f"seed={seed}")
     (group,) = groups(leaves([tmp_path]))
-    assert twice(group) == (tmp_path / "a" / "0", tmp_path / "a" / "copy")
+    assert copies(group) == {tmp_path / "a" / "copy": tmp_path / "a" / "0"}
     with pytest.raises(UserError, match=r"a/0 and .*a/copy are the same training, which would count twice: move one"):
         runs_of(tmp_path / "a")
+    write_summary([tmp_path], tmp_path / "summary")
+    said = capsys.readouterr().err
+    assert f"Left out: {tmp_path / 'a' / 'copy'}, the same training as {tmp_path / 'a' / '0'}." in said
+    (row,) = json.loads((tmp_path / "summary" / "summary.json").read_text())
+    assert row["runs"] == [str(tmp_path / "a" / "0"), str(tmp_path / "a" / "1")]
+    assert row["metrics"]["test/recall@1"] == pytest.approx(0.6)
     folds = ["protocol=mlrc", "protocol.fold=0", "protocol.repeat=0"]
     for fold in range(2):
         make_run(f"b/{fold}", {}, "method=abe", *folds, f"protocol.fold={fold}")
-    assert twice(groups(leaves([tmp_path / "b"]))[0]) is None
+    assert not copies(groups(leaves([tmp_path / "b"]))[0])
 
 
 def test_what_was_published_of_a_run_is_no_other_run(make_run: MakeRun, tmp_path: Path) -> None:

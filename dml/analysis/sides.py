@@ -5,7 +5,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from dml.errors import UserError
-from dml.runs.collecting import Group, groups, leaves, twice
+from dml.runs.collecting import Group, copies, groups, leaves
 from dml.runs.scores import QUERIES
 
 
@@ -25,9 +25,9 @@ def runs_of(place: Path) -> list[Path]:
             f"{place} holds runs of {len(several)} configurations ({several[0].label}; {several[1].label}): name the "
             f"folder of one, or a pattern that folders of one match, {_pattern_of(place, several[0])}."
         )
-    if same := next(filter(None, map(twice, several)), None):
+    for copy, first in (pair for group in several for pair in copies(group).items()):
         raise UserError(
-            f"{same[0]} and {same[1]} are the same training, which would count twice: move one of them elsewhere."
+            f"{first} and {copy} are the same training, which would count twice: move one of them elsewhere."
         )
     return [run.folder for run in found] or [place]
 

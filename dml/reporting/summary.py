@@ -34,7 +34,7 @@ from dml.figures import course, summaries
 from dml.files import atomic_path, write_atomically
 from dml.reporting.page import render
 from dml.runs.chosen import monitor
-from dml.runs.collecting import BELOW, Group, groups, leaves, said_below, twice
+from dml.runs.collecting import BELOW, Group, copies, groups, leaves, said_below
 from dml.runs.differences import Difference, differences, heading
 from dml.runs.log import read_metrics
 
@@ -72,8 +72,10 @@ def write_summary(
             raise UserError(f"{run.folder / 'metrics.json'} has no {lacking[0]}: repeat the run, or leave it out.")
     table = groups(runs)
     for group in table:
-        if same := twice(group):
-            print(f"{same[0]} and {same[1]} are the same training, which counts twice: leave one out.", file=sys.stderr)
+        again = copies(group)
+        for copy, first in again.items():
+            print(f"Left out: {copy}, the same training as {first}.", file=sys.stderr)
+        group.runs = [run for run in group.runs if run.folder not in again]
     shown = {name: title for name, title, _ in of_runs() if any(group.cell(name) for group in table)}
     swept, differ, head = _swept(table, metric, over), differences(table), heading(table)
     _print(table, shown, differ, head)

@@ -227,14 +227,16 @@ def _meant(override: str) -> tuple[str, float | str]:
         return name, value
 
 
-def twice(group: Group) -> tuple[Path, Path] | None:
-    """Returns two folders of a group that hold the same training, with one seed and one fold; None: there are none."""
-    seen: dict[tuple[Any, ...], Path] = {}
+def copies(group: Group) -> dict[Path, Path]:
+    """Returns the folders of a group with a training that an earlier one has too, with the same seed and fold, and for
+    each the earlier folder."""
+    first: dict[tuple[Any, ...], Path] = {}
+    found = {}
     for run in group.runs:
         which = tuple(OmegaConf.select(run.config, name) for name in sorted(repeats(run.config)))
-        if (other := seen.setdefault(which, run.folder)) != run.folder:
-            return other, run.folder
-    return None
+        if (earlier := first.setdefault(which, run.folder)) != run.folder:
+            found[run.folder] = earlier
+    return found
 
 
 def tells(override: str, differ: Collection[str]) -> bool:
