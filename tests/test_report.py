@@ -92,6 +92,8 @@ def test_the_table_in_every_format_and_a_metric_over_what_was_swept(make_run: Ma
         write_summary([tmp_path], tmp_path, "learners/mean/recal")
     with pytest.raises(UserError, match=r"not swept over numbers of lr: choose from method\.M, method\.lambda_div"):
         write_summary([tmp_path], tmp_path, over="lr")
+    write_summary([tmp_path], tmp_path, over="method.M")
+    assert {file.stem for file in (tmp_path / "figures").glob("over_*")} == {"over_method.M"}
 
 
 @pytest.mark.slow

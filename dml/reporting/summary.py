@@ -102,6 +102,8 @@ def write_summary(
     }
     try:
         place.mkdir(parents=True, exist_ok=True)
+        for old in {place / "recall.png", *place.glob("over_*.png")}.difference(pictures.values()):
+            old.unlink(missing_ok=True)  # of an earlier summary
         for name, picture in drawn.items():
             with atomic_path(pictures[name]) as new:
                 picture.savefig(new, format="png")
