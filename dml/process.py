@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from dml.errors import Interrupted, rank_said
@@ -111,14 +113,22 @@ def keep_freed_memory() -> None:
         library.mallopt(M_TRIM_THRESHOLD, -1)  # the heap does not shrink
 
 
+NVIDIA, DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/dev")
+
+
 def _gpus() -> list[str]:
-    """Returns the GPUs by the names that CUDA_VISIBLE_DEVICES takes, without the slow import of torch."""
+    """Returns the GPUs by the names that CUDA_VISIBLE_DEVICES takes, without the slow import of torch.
+
+    A container may list GPUs that it was not given: those have no device file.
+    """
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in named.split(",") if name]
     try:
-        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+        told = [(gpu / "information").read_text() for gpu in NVIDIA.iterdir()]
     except OSError:
         return []
+    minors = [number for one in told for number in re.findall(r"^Device Minor:\s*(\d+)", one, re.MULTILINE)]
+    return [str(place) for place in range(sum((DEVICES / f"nvidia{minor}").exists() for minor in minors))]
 
 
 def end_with_parent() -> None:

@@ -136,7 +136,7 @@ def test_jobs_of_a_sweep_take_the_place_that_became_free(tmp_path: Path, monkeyp
         assert place == 2
 
 
-def test_the_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     one = share_of_the_machine(5, 8)
@@ -145,10 +145,17 @@ def test_the_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [share_of_the_machine(i, 8)["CUDA_VISIBLE_DEVICES"] for i in range(4)] == ["0", "1", "GPU-a", "0"]
     assert share_of_the_machine(1, 8, several_devices=True)["CUDA_VISIBLE_DEVICES"] == "0,1,GPU-a"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("os.listdir", lambda path: ["0000:01:00.0"])
-    assert "CUDA_VISIBLE_DEVICES" not in share_of_the_machine(1, 8)
-    monkeypatch.setattr("os.listdir", lambda path: ["0000:01:00.0", "0000:02:00.0"])
-    assert share_of_the_machine(3, 8)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setattr("dml.process.NVIDIA", tmp_path / "gpus")
+    monkeypatch.setattr("dml.process.DEVICES", tmp_path)
+    assert "CUDA_VISIBLE_DEVICES" not in share_of_the_machine(1, 8)  # there is no GPU
+    for minor in (0, 5, 6):
+        information = tmp_path / "gpus" / f"0000:0{minor}:00.0" / "information"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n")
+    (tmp_path / "nvidia6").touch()
+    assert "CUDA_VISIBLE_DEVICES" not in share_of_the_machine(1, 8)  # one was given to this container
+    (tmp_path / "nvidia5").touch()
+    assert [share_of_the_machine(i, 8)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["0", "1", "0"]
     for said, expected in (("4", 4), ("", 1), ("x", 1), ("0", 1)):
         monkeypatch.setenv("DML_AT_ONCE", said)
         assert runs_at_once() == expected

@@ -96,8 +96,8 @@ def rank_across_cameras(
     of_item = torch.stack(
         [as_labels(gallery_labels, items, "gallery_labels"), as_labels(gallery_cameras, items, "gallery_cameras")]
     )
-    if block is None:  # scores are masked and sorted whole, with their places
-        block = room(queries.device, 3 * 4 * len(items))
+    if block is None:  # scores are masked twice and sorted whole; a GPU's sort has their places, and a second copy
+        block = room(queries.device, 10 * 4 * len(items))
     rows = torch.arange(len(queries), device=queries.device)
     mine = torch.cat([rows[:0], *rank_shard(rows.split(TILE))]) if shared else rows
 
