@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -145,6 +146,16 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def end_at_ctrl_c(process: subprocess.Popen[bytes]) -> None:
+    """Waits for the end of a process that was started here, after Ctrl-C. The terminal sends Ctrl-C to both; if only
+    this process got it, the other one is stopped by SIGTERM, at which a run writes a checkpoint."""
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
 
 
 def stop_when_told() -> None:

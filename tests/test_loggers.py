@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dml.errors import UserError
 from dml.files import load_checkpoint
@@ -19,7 +21,7 @@ from dml.process import SWEPT
 from dml.reporting.report import Table
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
-from dml.training.loggers import FolderLogger, _as_text, shareable, wandb_logger
+from dml.training.loggers import FolderLogger, _as_text, forget_after, shareable, wandb_logger
 from dml.training.run import run
 from tests.conftest import TINY
 
@@ -33,6 +35,21 @@ def test_records_are_forgotten_after_a_step(tmp_path: Path) -> None:
     logger.forget_after(2)
     assert [record["step"] for record in read_metrics(logger.path)] == [1, 2, 2]
     assert read_metrics(logger.path)[0]["a"] == 1 / 3  # to the last bit
+
+
+def test_tensorboard_shows_a_step_once(tmp_path: Path) -> None:
+    """Also the steps that a run took between its last checkpoint and a kill, and takes again."""
+    for resumed_at, steps in ((-1, range(8)), (5, range(6, 10)), (9, range(10, 12))):
+        logger = TensorBoardLogger(tmp_path, name="", version="tensorboard")
+        forget_after([logger], resumed_at)
+        for step in steps:
+            logger.log_metrics({"loss": resumed_at + step / 100}, step)
+        logger.experiment.flush()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    expected = [-1 + s / 100 for s in range(6)] + [5 + s / 100 for s in range(6, 10)] + [9 + s / 100 for s in (10, 11)]
+    assert [event.step for event in events.Scalars("loss")] == list(range(12))
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(expected)
 
 
 def test_csv_has_a_column_a_figure(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf, open_dict, read_write
 
-from dml.configuration.composition import AGAIN, CONF, composed, going_on
+from dml.configuration.composition import AGAIN, CONF, composed, elsewhere, going_on
 from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.launch.job import job
 from dml.launch.search import settle_search
@@ -34,6 +34,7 @@ from dml.launch.sweep import (
     is_over,
     job_name,
     job_of_a_sweep,
+    mark_of,
     remembered,
 )
 from dml.process import SWEPT
@@ -262,7 +263,26 @@ def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pyte
     with pytest.raises(SystemExit) as left:
         Sweep.conclude()
     assert left.value.code == 1
-    assert f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed" in capsys.readouterr().err
+    assert f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed. Repeat the sweep with" in capsys.readouterr().err
+
+
+def test_a_job_in_whose_folder_another_run_lies_leaves_no_mark(
+    of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"sweep": {"dir": str(of_a_sweep)}, "launcher": {"_target_": "a.BasicLauncher"}}
+    monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
+    (of_a_sweep / "seed=1").mkdir()
+    (of_a_sweep / "seed=1" / "metrics.json").write_text("{}")
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: MISTAKE)
+    assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
+    assert not mark_of(of_a_sweep / "seed=1").exists()
+    remembered(Jobs.launch)(Jobs(), [["seed=1"]], initial_job_idx=0)
+    with pytest.raises(SystemExit):
+        Sweep.conclude()
+    assert "hold runs with other options: name another folder with paths.sweep_dir=FOLDER" in capsys.readouterr().err
+    monkeypatch.setattr("dml.launch.job.job", lambda *_: 1)
+    assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
+    assert mark_of(of_a_sweep / "seed=1").exists()
 
 
 def test_a_job_that_a_search_tries_again_may_succeed(of_a_sweep: Path) -> None:
@@ -292,6 +312,32 @@ def test_a_run_says_how_the_whole_is_continued(tmp_path: Path, monkeypatch: pyte
     told = ["None", "paths.output_dir=runs/mlrc", "paths.sweep_dir=runs/sweep"]
     assert (tmp_path / "log").read_text().split() == told
     assert going_on(tmp_path) == "paths.sweep_dir=runs/sweep"
+    assert elsewhere() == "with paths.sweep_dir=FOLDER"
+    monkeypatch.delenv(AGAIN)
+    assert elsewhere() == "with paths.output_dir=FOLDER"
+
+
+def test_ctrl_c_that_only_this_process_got_stops_the_job_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "trap 'echo told; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+    monkeypatch.setattr("dml.launch.job.typed", lambda *_: ["setsid", "bash", "-c", waits])
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "log").exists() or "ready" not in (tmp_path / "log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    thread = Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            job([], tmp_path, tmp_path / "log")
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "log").read_text().split() == ["ready", "told"]
 
 
 def test_a_job_with_the_options_of_another_waits_for_it(of_a_sweep: Path) -> None:

@@ -83,6 +83,11 @@ def going_on(folder: Path) -> str:
     return shlex.quote(os.environ.get(AGAIN) or output_dir(folder))
 
 
+def elsewhere() -> str:
+    """Returns how another folder is named for a run, or for the sweep or protocol that it belongs to."""
+    return f"with {os.environ.get(AGAIN, 'paths.output_dir=').partition('=')[0]}=FOLDER"
+
+
 def folder_option(name: str, folder: Path) -> str:
     """Returns the override that names a folder of `paths`, such as its `sweep_dir`.
 

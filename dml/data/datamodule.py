@@ -14,6 +14,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from dml.configuration.composition import elsewhere
 from dml.data.cache import ImageCache
 from dml.data.features import FeatureStore, KeptFeatures, build_store
 from dml.data.fingerprint import difference, fingerprint
@@ -140,7 +141,7 @@ class DataModule(LightningDataModule):
         if changed:
             raise UserError(
                 f"the data set {self.records.name} is not the one that this run was trained on so far ({changed}): "
-                "restore the former data, or start a new training in another folder with paths.output_dir=FOLDER"
+                f"restore the former data, or start a new training in another folder {elsewhere()}"
             )
 
     def train_dataloader(self) -> DataLoader[Item]:

@@ -50,7 +50,8 @@ class Listing:
                 reader = csv.reader(file, skipinitialspace=True, strict=True)
                 self.columns = [name.strip() for name in next(reader, [])]
                 self._check_columns()
-                self.rows = [self._row(reader.line_num, fields) for fields in reader if fields]
+                filled = (fields for fields in reader if len(fields) > 1 or "".join(fields).strip())
+                self.rows = [self._row(reader.line_num, fields) for fields in filled]
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise UserError(f"dataset.csv {path} cannot be read as a CSV file in UTF-8: {error}.") from error
         if not self.rows:
@@ -59,6 +60,11 @@ class Listing:
     def _check_columns(self) -> None:
         names, wrong = ", ".join(self.columns) or "none", set(self.columns) - set(COLUMNS)
         if wrong or "label" not in self.columns or len(set(self.columns)) < len(self.columns):
+            if len(self.columns) == 1 and (between := {";", "\t"} & set(names)):
+                raise UserError(
+                    f"{self.path} has {min(between)!r} between its columns: save it with commas, as most programs "
+                    "offer for CSV."
+                )
             raise UserError(
                 f"{self.path} has the columns {names}: its first line has to name path,label and if wanted split, "
                 "camera and box (each line an image), or label,split (each line a class)."
@@ -125,7 +131,9 @@ def roles_of_classes(listing: Listing, names: Sequence[str], root: Path) -> list
 def listed_images(
     listing: Listing, root: Path, name: str, roles_of: Callable[[list[str]], list[str]], unreadable: Unreadable = "stop"
 ) -> Records:
-    """Makes records of a file with one line per image, in its order; classes are in the order of their names.
+    """Makes records of a file with one line per image, in the order of the paths; classes are in that of their names.
+
+    The order of the lines has no meaning: a run that is resumed after its file was sorted anew goes on as before.
 
     Args:
         listing: the file, with a column `path`.
@@ -142,7 +150,10 @@ def listed_images(
     number = {label: i for i, label in enumerate(names)}
     labels = np.array([number[said["label"]] for _, said in listing.rows], dtype=np.int64)
     roles = np.array(listing.roles()) if "split" in listing.columns else np.array(roles_of(names))[labels]
-    paths = Paths.of(files)
+    order = np.array(sorted(range(len(files)), key=files.__getitem__), dtype=np.int64)
+    labels, roles, paths = labels[order], roles[order], Paths.of([files[at] for at in order])
+    cameras = None if cameras is None else cameras[order]
+    boxes = None if boxes is None else boxes[order]
 
     def open_image(row: int) -> Image.Image:
         if boxes is None or np.isnan(boxes[row]).any():
@@ -166,13 +177,14 @@ def listed_images(
 def _files(listing: Listing, root: Path) -> list[str]:
     lines: dict[str, int] = {}
     found, missing = [], []
+    whole = os.path.abspath(root)  # one image may be named by its whole path, too
     upwards = any(".." in Path(said["path"]).parts for _, said in listing.rows)
     real = cache(os.path.realpath)  # behind a link, the folder above is that of what the link leads to
     for number, said in listing.rows:
         if not said["path"]:
             listing.tell(number, "has no path")
         folder, name = os.path.split(os.path.join(root, said["path"]))
-        file = key = os.path.join(root, os.path.normpath(said["path"]))
+        file, key = (os.path.join(place, os.path.normpath(said["path"])) for place in (root, whole))
         if upwards:
             key = os.path.join(real(folder), name)
             file = key if ".." in Path(said["path"]).parts else file

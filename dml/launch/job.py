@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from dml.configuration.composition import AGAIN, output_dir
 from dml.errors import Interrupted
-from dml.process import STOPPING, started_from_here
+from dml.process import STOPPING, end_at_ctrl_c, started_from_here
 
 
 def objective(config: DictConfig, metrics: dict[str, float]) -> float:
@@ -66,8 +66,8 @@ def job(
             if not told and is_over():
                 pass_on(signal.SIGTERM, None)
         code = process.returncode
-    except KeyboardInterrupt:  # the terminal sends Ctrl-C to the run too
-        process.wait()
+    except KeyboardInterrupt:
+        end_at_ctrl_c(process)
         raise
     finally:
         for number, handler in before.items():

@@ -24,7 +24,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.composition import folder_option
-from dml.errors import Interrupted, UserError, stop
+from dml.errors import MISTAKE, Interrupted, UserError, stop
 from dml.launch.search import on_the_test, settle_search
 from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 from dml.started import processes
@@ -115,11 +115,10 @@ class Sweep(Callback):
         if not cls.launched:
             stop("this sweep has no job: give the options that it varies at least one value.")
         if cls.failed:
-            print(
-                f"{len(cls.failed)} of the jobs failed. Repeat the sweep with {_the_same_folder()}: it runs "
-                "them again and skips the jobs that are done.",
-                file=sys.stderr,
-            )
+            repeat = f"Repeat the sweep with {_the_same_folder()}: it runs them again and skips the jobs that are done."
+            if all((folder / "metrics.json").exists() and not mark_of(folder).exists() for folder in cls.failed):
+                repeat = "Their folders hold runs with other options: name another folder with paths.sweep_dir=FOLDER."
+            print(f"{len(cls.failed)} of the jobs failed. {repeat}", file=sys.stderr)
             raise SystemExit(1)
 
 
@@ -246,6 +245,9 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     mark = mark_of(folder)
     if code:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
+    if code == MISTAKE and (folder / "metrics.json").exists():
+        return None  # the folder holds a run with other options, which has not failed
+    if code:
         with suppress(OSError):  # a full disk must not stop other jobs
             said = f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n"
             mark.write_text(said, errors="backslashreplace")  # names of folders may hold bytes that are not text

@@ -24,7 +24,7 @@ from dml.papers.records import keep, record_finished, sizes_of
 from dml.papers.smoke import check_rows
 from dml.papers.trainings import commands, each_once, finished, job_of
 from dml.papers.tuning import alone_with, command_of_search, job_of_search, searches, tuned
-from dml.process import duration, started_from_here
+from dml.process import duration, end_at_ctrl_c, started_from_here
 from dml.runs.folder import OUTPUT
 from dml.runs.provenance import FILE as PROVENANCE
 from dml.runs.provenance import add_start, hardware
@@ -250,8 +250,8 @@ def _wait_for(command: Sequence[str]) -> int:
     process = subprocess.Popen(command)
     try:
         code = process.wait()
-    except KeyboardInterrupt:  # the command got the same Ctrl-C from the terminal and ends by itself
-        process.wait()
+    except KeyboardInterrupt:
+        end_at_ctrl_c(process)
         raise
     if code == INTERRUPTED:
         raise Interrupted("a signal to " + shlex.join(command))

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
+from dml.configuration.composition import elsewhere
 from dml.configuration.identity import flat
 from dml.distributed import is_first
 from dml.errors import UserError, no_room
@@ -26,8 +27,6 @@ from dml.files import (
     write_atomically,
 )
 from dml.runs.reading import read_metrics_json
-
-ELSEWHERE = "with paths.output_dir=FOLDER"
 
 LENGTH = "trainer.max_steps"
 OUTPUT = "output.log"  # what a run printed, if whoever started it keeps that in its folder
@@ -82,19 +81,19 @@ class RunFolder:
             begun = self.begun() or any(self.path.glob("*/config.yaml"))
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be read or written ({error.strerror}): choose another {ELSEWHERE}."
+                f"{self.path} cannot be read or written ({error.strerror}): choose another {elsewhere()}."
             ) from error
         if saved is None:
             if not is_first():
                 return  # the first process may be about to write it
             raise UserError(
                 f"{self.path} is not empty and holds no run (it lacks a config.yaml of one): name another folder "
-                f"{ELSEWHERE}."
+                f"{elsewhere()}."
             )
         if not begun and (kept := [name for name in ("metrics.json", NETWORK) if (self.path / name).exists()]):
             raise UserError(
                 f"{self.path} holds {kept[0]} of a run, but no checkpoint from which it could go on, and {kept[0]} "
-                f"would be lost: name another folder {ELSEWHERE}."
+                f"would be lost: name another folder {elsewhere()}."
             )
         if begun:  # before the first checkpoint, options may still be corrected
             self._check_same(flat(saved, saved.runtime), flat(config, saved.runtime))
@@ -102,7 +101,7 @@ class RunFolder:
     def _check_place(self) -> None:
         nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(f"{nearest} is no folder that can be written: choose another folder {ELSEWHERE}.")
+            raise UserError(f"{nearest} is no folder that can be written: choose another folder {elsewhere()}.")
 
     def _untouched(self) -> bool:
         """Returns whether the folder is new: it has only hidden files, output of the starter, or an empty log."""
@@ -124,7 +123,7 @@ class RunFolder:
                 if follow:
                     raise UserError(
                         f"{self.path} holds a run of {lengths[0]} steps, which cannot be lengthened, since options "
-                        f"depend on its length ({', '.join(follow)}): name another folder {ELSEWHERE}."
+                        f"depend on its length ({', '.join(follow)}): name another folder {elsewhere()}."
                     )
                 self._check_end(*lengths)
                 return
@@ -136,7 +135,7 @@ class RunFolder:
             remedy += ", with the version of dml that began it (provenance.json has its commit) if you added no option"
         raise UserError(
             f"{self.path} holds a run with another configuration ({'; '.join(different[:5])}"
-            f"{' and more' if len(different) > 5 else ''}): {remedy}, or name another folder {ELSEWHERE}."
+            f"{' and more' if len(different) > 5 else ''}): {remedy}, or name another folder {elsewhere()}."
         )
 
     def _check_end(self, before: int, now: int) -> None:
@@ -145,7 +144,7 @@ class RunFolder:
         if ended is not None and ended != before:
             raise UserError(
                 f"{self.path} holds a run that protocol.patience ended at step {ended} of {before}, where it would end "
-                f"with {now} steps too: repeat its options, or name another folder {ELSEWHERE}."
+                f"with {now} steps too: repeat its options, or name another folder {elsewhere()}."
             )
 
     def _end(self) -> int | None:
@@ -209,7 +208,8 @@ class RunFolder:
         except OSError as error:
             remedy = "make room, or " if no_room(error) else ""
             raise UserError(
-                f"{self.path} cannot be made or written ({error.strerror}): {remedy}choose another folder {ELSEWHERE}."
+                f"{self.path} cannot be made or written ({error.strerror}): {remedy}choose another folder "
+                f"{elsewhere()}."
             ) from error
 
     def config(self) -> DictConfig | None:
@@ -262,7 +262,7 @@ class RunFolder:
                 reasons.append(f"{path.name}: {error.__cause__ or error}")
         raise UserError(
             f"No checkpoint in {self.last.parent} is whole ({'; '.join(reasons)}): put back a copy of one, or name "
-            f"another folder {ELSEWHERE} to train from the start."
+            f"another folder {elsewhere()} to train from the start."
         )
 
     def finished(self, config: DictConfig) -> bool:
@@ -281,7 +281,7 @@ class RunFolder:
             if saved.get("format") != FORMAT:
                 raise UserError(
                     f"{path} was written by another version of dml, and only that version can continue it: train anew "
-                    f"in another folder, {ELSEWHERE}."
+                    f"in another folder, {elsewhere()}."
                 )
             return False
         try:
@@ -327,7 +327,7 @@ class RunFolder:
 
     def _taken(self) -> None:
         raise UserError(
-            f"{self.path} is being trained by another process: wait for it, or name another folder {ELSEWHERE}."
+            f"{self.path} is being trained by another process: wait for it, or name another folder {elsewhere()}."
         )
 
 

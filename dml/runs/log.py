@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dml.configuration.composition import elsewhere
 from dml.distributed import is_first
 from dml.errors import UserError
 from dml.runs.reading import is_logged
@@ -27,7 +28,7 @@ def logged(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"{folder / 'run.log'} cannot be written ({error.strerror}): correct its permissions, or choose another "
-            "folder with paths.output_dir=FOLDER."
+            f"folder {elsewhere()}."
         ) from error
     handler.setLevel(logging.NOTSET if is_first() else logging.ERROR)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

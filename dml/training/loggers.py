@@ -212,6 +212,20 @@ def shareable(config: DictConfig) -> dict[str, Any]:
 
 
 @rank_zero_only
+def forget_after(loggers: list[Logger], step: int, training_alone: bool = False) -> None:
+    """Drops from a run's folder, and from TensorBoard, what was logged after a step: see `FolderLogger.forget_after`.
+
+    TensorBoard's files only grow. A start with a step makes it leave out what earlier starts logged from there on.
+    """
+    for logger in loggers:
+        if isinstance(logger, FolderLogger):
+            logger.forget_after(step, training_alone)
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.close()
+            logger.experiment.purge_step = step + 1
+
+
+@rank_zero_only
 def log_outcome(loggers: list[Logger], config: DictConfig, metrics: dict[str, float]) -> None:
     """Logs the content of `metrics.json` as the summary of a W&B run, and a table of the learners' metrics. TensorBoard
     gets the test's metrics beside the options, for its page of hyper-parameters."""

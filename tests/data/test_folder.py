@@ -240,6 +240,7 @@ def test_a_csv_gives_roles(tree: Path, tmp_path: Path) -> None:
             r"line 3 of .* names .*b/3.jpg, which does not exist \(2 such\)",
         ),
         ("path,label\nb/2.jpg,b\n,b\n", "line 3 of .* has no path"),
+        ("path;label\nb/2.jpg;b\n", "has ';' between its columns: save it with commas"),
         ("path,label\nb/2.jpg,b\nb/../b/2.jpg,c\n", r"line 3 of .* has b/../b/2.jpg again, as line 2: "),
         ("path,label,camera\nb/2.jpg,b,x\n", "line 2 of .* has 'x' as camera"),
         ("path,label,camera\nb/2.jpg,b,\n", "line 2 of .* has '' as camera"),
@@ -271,15 +272,38 @@ def test_a_csv_lists_images(tree: Path, tmp_path: Path) -> None:
     ]
     file.write_text("\n".join(["path,label,split,camera,box", *lines, '"a ä/x y.PNG",a\u0308,gallery,12,"0,0,2.0,1"']))
     records = folder(str(tree), name="mine", csv=str(file))
-    assert [Path(path).relative_to(tree).as_posix() for path in records.paths][:2] == ["b/2.jpg", "b/10.JPG"]
-    assert [records.class_names[label] for label in records.labels] == ["x", "x", "y", "y", "ä"]
-    assert records.roles.tolist() == ["train", "train", "query", "gallery", "gallery"]
+    found = [Path(path).relative_to(tree).as_posix() for path in records.paths]
+    assert found == ["a ä/x y.PNG", "b/10.JPG", "b/2.jpg", "c/é.webp", "d/z.bmp"]
+    assert [records.class_names[label] for label in records.labels] == ["ä", "x", "x", "y", "y"]
+    assert records.roles.tolist() == ["gallery", "train", "train", "query", "gallery"]
     assert records.cameras is not None
-    assert records.cameras.tolist() == [1, 2, 0, 1, 12]
-    assert [records.open_image(row).size for row in range(5)] == [(6, 4), (4, 2), (6, 4), (6, 4), (2, 1)]
-    assert records.subset(np.array([1, 0])).open_image(0).size == (4, 2)
+    assert records.cameras.tolist() == [12, 2, 1, 0, 1]
+    assert [records.open_image(row).size for row in range(5)] == [(2, 1), (4, 2), (6, 4), (6, 4), (6, 4)]
+    assert records.subset(np.array([2, 1])).open_image(1).size == (4, 2)
     split = AcrossCameras().split(records)
-    assert split.query.tolist() == [2]
+    assert split.query.tolist() == [3]
+
+
+def test_the_order_of_the_lines_has_no_meaning(tree: Path, tmp_path: Path) -> None:
+    """A run that is resumed has the batches that it would have had."""
+    lines = ["b/2.jpg,x,1,", "b/10.JPG,x,2,1 1 5 3", "c/é.webp,y,0,", "d/z.bmp,z,1,0 0 2 2", "   "]
+    found = []
+    for number, order in enumerate((lines, lines[::-1])):
+        file = tmp_path / f"{number}.csv"
+        file.write_text("\n".join(["path,label,camera,box", *order]))
+        one = folder(str(tree), csv=str(file))
+        assert one.cameras is not None
+        sizes = [one.open_image(row).size for row in range(4)]
+        found.append((list(one.paths), one.labels.tolist(), one.roles.tolist(), one.cameras.tolist(), sizes))
+    assert found[0] == found[1]
+
+
+def test_an_image_by_its_whole_path_is_the_same(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree.parent)
+    file = tmp_path / "images.csv"
+    file.write_text(f"path,label\nb/2.jpg,x\nc/é.webp,y\n{tree / 'b/2.jpg'},y\n")
+    with pytest.raises(UserError, match=r"line 4 .*b/2\.jpg again, as line 2"):
+        folder(tree.name, csv=str(file))
 
 
 def test_blanks_around_values_do_not_count(tree: Path, tmp_path: Path) -> None:
@@ -294,7 +318,7 @@ def test_blanks_around_values_do_not_count(tree: Path, tmp_path: Path) -> None:
     records = folder(str(tree), csv=str(file))
     assert records.class_names == ["w", "x", "y, z"]
     assert records.roles.tolist() == ["train", "train", "query", "gallery"]
-    assert [records.open_image(row).size for row in range(2)] == [(4, 2), (6, 4)]
+    assert [records.open_image(row).size for row in range(2)] == [(6, 4), (4, 2)]
     (tmp_path / "split.csv").write_text("label, split\na ä, test\nb ,train\nc,test\nd, train \n")
     assert folder(str(tree), csv=str(tmp_path / "split.csv")).roles.tolist() == [
         "test",
@@ -312,7 +336,7 @@ def test_without_a_split_the_first_classes_by_name_train(tree: Path, tmp_path: P
     file = tmp_path / "images.csv"
     file.write_text("label,path\nz,b/2.jpg\nm,c/é.webp\na,d/z.bmp\nz,b/10.JPG\n")
     records = folder(str(tree), csv=str(file), train_fraction=0.34)
-    assert records.roles.tolist() == ["test", "test", "train", "test"]
+    assert records.roles.tolist() == ["test", "test", "test", "train"]
 
 
 def test_another_box_is_another_picture_for_caches_and_resumption(tree: Path, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 
+from dml.configuration.composition import elsewhere
 from dml.errors import UserError
 from dml.evaluation.metric import metric
 from dml.evaluation.protocol import Conventional
 from dml.files import load_checkpoint
-from dml.runs.folder import ELSEWHERE, RunFolder
+from dml.runs.folder import RunFolder
 from dml.training.callbacks.course import Course
 from dml.training.callbacks.evaluation import Evaluation
 
@@ -61,7 +62,7 @@ class BestCheckpoint(Callback):
             what = "is damaged" if self.file.exists() else "is gone"
             raise UserError(
                 f"{self.file} {what}, and this run tests that checkpoint at its end: put back a copy of it, or train "
-                f"anew in another folder {ELSEWHERE}."
+                f"anew in another folder {elsewhere()}."
             ) from error
         self.metrics, self.step = saved["metrics"], saved["step"]
 

@@ -11,7 +11,7 @@ from dml.distributed import from_all_ranks, on_any_rank
 from dml.errors import UserError
 from dml.process import Signals
 from dml.runs.folder import FORMAT
-from dml.training.loggers import FolderLogger
+from dml.training.loggers import forget_after
 
 log = logging.getLogger("dml")
 
@@ -61,9 +61,7 @@ class Course(Callback):
                 f"The processes resume at different steps ({', '.join(map(str, sorted(steps)))}): paths.output_dir has "
                 "to be a folder that all machines share."
             )
-        for logger in trainer.loggers:
-            if isinstance(logger, FolderLogger):
-                logger.forget_after(step if step else -1, training_alone=self.lengthened)
+        forget_after(trainer.loggers, step if step else -1, training_alone=self.lengthened)
         if step:
             log.info("resumed at step %d", step)
         if self.lengthened:
