@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -16,6 +18,7 @@ from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
 from dml.training.build import build
+from dml.training.callbacks.steps import StepSeed
 from dml.training.rebuild import load_method
 from tests.conftest import TINY
 from tests.test_resume import outcome
@@ -202,3 +205,15 @@ def test_a_users_own_beside_ours(configure: Configure, tmp_path: Path) -> None:
         train.run(configure(*SHORT, "callbacks=gradient_norm", *own, f"trainer.max_steps={steps}"), [])
         states = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.ckpt")["callbacks"]
         assert states["Counts"] == {"steps": 100 + steps}
+
+
+def test_every_step_of_every_seed_has_random_numbers_of_its_own() -> None:
+    def drawn(seed: int, step: int) -> tuple[float, float]:
+        trainer: Any = SimpleNamespace(global_step=step)
+        StepSeed(seed).on_train_batch_start(trainer, pl.LightningModule(), None, 0)
+        return float(torch.rand(())), float(np.random.random())  # noqa: NPY002  the generators that miners draw from
+
+    found = {(seed, step): drawn(seed, step) for seed in range(3) for step in range(3)}
+    assert drawn(1, 2) == found[1, 2]
+    for numbers in zip(*found.values(), strict=True):
+        assert len(set(numbers)) == 9

@@ -4,11 +4,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy.stats import sem, ttest_1samp
 
@@ -330,3 +331,20 @@ def test_runs_that_score_alike(tmp_path: Path) -> None:
     a, b = (saved(tmp_path / name, np.linspace(0, 1, len(CLASSES))) for name in "ab")
     found = compare(a, b, tmp_path / "out", draws=100)
     assert found["map@r"]["classes"].p == 1
+
+
+@pytest.mark.slow
+def test_the_picture_says_which_side_is_subtracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[float, tuple[float, float], str]] = []
+
+    def kept(draws: Mapping[str, np.ndarray], estimate: float, ends: tuple[float, float], title: str) -> Figure:
+        drawn.append((estimate, ends, title))
+        return difference_plot(draws, estimate, ends, title)
+
+    monkeypatch.setattr("dml.figures.summaries.difference_plot", kept)
+    values = np.random.default_rng(0).random(len(CLASSES)) / 2
+    a, b = saved(tmp_path / "low", values), saved(tmp_path / "high", values + 0.25 * values)
+    found = compare(a, b, tmp_path / "out", draws=100)["map@r"]["classes"]
+    estimate, ends, _ = next(one for one in drawn if one[2] == "MAP@R: high minus low")
+    assert estimate == pytest.approx(values.mean() / 4)
+    assert ends == (found.low, found.high)

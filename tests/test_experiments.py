@@ -8,9 +8,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,11 +24,13 @@ from dml.configuration.composition import CONF, composed, folder_option
 from dml.errors import UserError
 from dml.experiment import arguments, main
 from dml.figures.course import recall_over_steps
+from dml.figures.summaries import Measured, over
 from dml.papers import actions, smoke
 from dml.papers.actions import record, run
 from dml.papers.catalogue import FOLDER, find, names, read_experiment
 from dml.papers.drawing import comparison, drawing
-from dml.papers.drawn import ComparedAxis, Comparison, Curve, Over, OverAxis, Scatter, along_axes
+from dml.papers.drawn import Axis, ComparedAxis, Comparison, Curve, Over, OverAxis, Scatter, along_axes
+from dml.papers.estimate import seconds_of
 from dml.papers.experiment import Experiment
 from dml.papers.measured import Compared, Measurement
 from dml.papers.page import differences, markdown, section, settings, write_page
@@ -976,3 +979,69 @@ def test_the_table_of_losses_and_the_guide_have_all() -> None:
     assert [row.overrides for row in read_experiment("losses/default").rows.values()] == [[f"loss={x}"] for x in losses]
     guide = (CONF.parent / "docs/guides/losses.md").read_text()
     assert [name for name in losses if f"`{name}`" not in guide] == []
+
+
+def test_what_is_published_is_drawn_in_the_unit_of_the_metric_and_in_the_paper_s_setting(
+    little: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Mapping[str, Sequence[Measured]]] = []
+
+    def kept(lines: Mapping[str, Sequence[Measured]], *titles: Any) -> Figure:
+        drawn.append(lines)
+        return over(lines, *titles)
+
+    monkeypatch.setattr("dml.figures.summaries.over", kept)
+
+    def made(seed: int, changes: list[str], recall: float) -> Measurement:
+        values = {"test/recall@1": recall, "model/params": 3e6}
+        return Measurement("mine", "glyphs", "", seed, changes, values, "python", "c", "d", "h")
+
+    rows = {
+        "mine": replace(little.rows["mine"], x=1.0, line="ours", published={"glyphs": {"R@1": 50.0, "params": 2.0}}),
+        "theirs": replace(little.rows["theirs"], x=2.0, line="theirs"),
+    }
+    measured = [made(0, [], 0.4), made(1, [], 0.8), made(0, ["lr=1"], 0.3)]
+    own = replace(little, rows=rows, measured=measured, figure=Over("M", [OverAxis("test/recall@1", "Recall@1")]))
+    assert [caption for caption, _ in drawing(own, tmp_path)] == ["glyphs", "glyphs lr=1"]
+    paper, changed = drawn
+    assert paper == {
+        "ours": [Measured(1.0, pytest.approx(0.6), pytest.approx(0.2 * 2**0.5))],
+        "ours, published": [Measured(1.0, 0.5, None)],
+        "theirs, published": [Measured(2.0, 0.6, None)],
+    }
+    assert changed == {"ours": [Measured(1.0, 0.3, None)]}
+    drawn.clear()
+    drawing(replace(own, figure=Scatter(Axis("model/params", "parameters"), Axis("test/recall@1", "R@1"))), tmp_path)
+    paper, changed = drawn
+    assert paper == {
+        "ours": [Measured(3e6, pytest.approx(0.6), None)],
+        "ours, published": [Measured(pytest.approx(2e6), 0.5, None)],
+    }
+    assert changed == {"ours": [Measured(3e6, 0.3, None)]}
+
+
+def test_trainings_take_as_long_as_their_images(little: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock by which eight images take four seconds; of two rows with one configuration one is trained."""
+    clock = SimpleNamespace(perf_counter=iter(range(0, 400, 4)).__next__)
+    monkeypatch.setattr("dml.papers.estimate.time", clock)
+    trainings = little.trainings(changes=["trainer.max_steps=7", "sampler.batch_size=20"])
+    assert [one.seed for one in trainings] == [0, 1]
+    twice = [replace(one, row="again") for one in trainings]
+    assert seconds_of([*trainings, *twice]) == pytest.approx(0.5 * 20 * 7 * 2)
+
+
+def test_a_training_of_several_runs_took_the_time_of_all(
+    little: Experiment, configure: Callable[..., DictConfig], tmp_path: Path
+) -> None:
+    first, second = little.trainings(changes=["trainer.max_steps=7"])
+    for training, more in ((first, {"run/trainings": 4}), (second, {})):
+        run = RunFolder(folder_of(training, tmp_path))
+        run.open(configure("runtime.train_classes=3", "runtime.embedding_dim=8"), [])
+        run.write_metrics({"test/recall@1": 0.5, "model/params": 2e6, "run/seconds": 1.5} | more)
+    assert [one.seconds for one in measure(little, ["trainer.max_steps=7"], tmp_path)] == [6, 1.5]
+
+
+def test_a_training_that_two_rows_ask_for_is_started_once(little: Experiment, tmp_path: Path) -> None:
+    trainings = little.trainings()
+    twice = [*trainings, *(replace(one, row="again") for one in trainings)]
+    assert commands(twice, tmp_path) == commands(trainings, tmp_path)

@@ -20,6 +20,8 @@ LEVEL = 0.95
 
 ENDS = ("/low", "/high")  # what `metrics.json` adds to a metric's name for the ends of its interval
 
+ALIKE = 1e-12  # a standard error below this is rounding: all classes, or seeds, are alike
+
 BATCH = 2**24  # numbers that a bootstrap holds at a time
 
 
@@ -94,10 +96,10 @@ class Estimate:
         alike, see `_all_alike`.
         """
         variance, freedom = self.error**2, float(self.freedom)
-        if seeds is not None and seeds.variance > 0:
+        if seeds is not None and seeds.variance > ALIKE**2:
             of_classes, variance = variance, variance + seeds.variance
             freedom = variance**2 / (of_classes**2 / self.freedom + seeds.variance**2 / seeds.freedom)
-        if variance == 0:
+        if variance <= ALIKE**2:
             # The largest share of classes whose difference is another, with which the mean could be 0.
             other = abs(self.value) / (1 + abs(self.value))
             return *_all_alike(self.value, self.freedom + 1, -1), min(1.0, 2 * (1 - other) ** (self.freedom + 1))
@@ -119,7 +121,7 @@ def interval_of_share(value: float, error: float, freedom: int) -> tuple[float, 
         error: its standard error.
         freedom: number of classes less 1.
     """
-    if error == 0 or not 0 < value < 1:
+    if error <= ALIKE or not 0 < value < 1:
         return _all_alike(value, freedom + 1, 0)
     square = float(t.ppf((1 + LEVEL) / 2, freedom)) ** 2 * error**2 / (value * (1 - value))  # t^2 / n
     middle = (value + square / 2) / (1 + square)

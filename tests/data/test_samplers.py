@@ -287,3 +287,22 @@ def test_a_class_gives_its_own_images() -> None:
     for batch in MPerClass(labels, batch_size=8, seed=1, m=4).epoch(0):
         classes = rng.choice(4, 2, replace=False)
         assert batch.tolist() == np.concatenate([np.resize(rng.permutation(members[c]), 4) for c in classes]).tolist()
+
+
+def test_another_seed_draws_clusters_in_another_order() -> None:
+    """Else trainings that differ in their seed alone would train the same learners at the same steps."""
+    learner = np.isin(LABELS, [3, 8, 11]).astype(int)
+    orders = []
+    for seed in (0, 1):
+        sampler = clustered(Uniform(LABELS, 12, seed), learner, period=30)
+        orders.append([int(learner[batch[0]]) for batch in drawn(sampler)])
+    assert len(orders[0]) == 30
+    assert orders[0] != orders[1]
+
+
+def test_an_image_that_is_alone_in_its_class_is_drawn_as_a_negative() -> None:
+    """No clustering can give it a positive, so it does not wait for one."""
+    labels = np.array([*LABELS, 99])
+    sampler = clustered(Uniform(labels, 12, 0), np.zeros(61, int))
+    assert sampler.drawn == 61
+    assert 60 in drawn(sampler)

@@ -169,3 +169,15 @@ def test_ends_are_fractions() -> None:
 
 def test_one_class_has_none() -> None:
     assert intervals(Ranking(np.ones(4), {"map@r": np.ones(4)}, np.ones(4)), np.zeros(4)) == {}
+
+
+@pytest.mark.parametrize("share", [1 / 3, 0.2, 5 / 6])
+def test_classes_that_are_all_alike_but_for_rounding(share: float) -> None:
+    """Equal draws have a deviation of 1e-16, which is no knowledge of how much classes vary."""
+    sizes = 30 * np.arange(1, 13)
+    found, exact = over_sums(share * sizes, sizes), Estimate(share, 0.0, 11, np.full(9, share))
+    assert ends_of(found) == pytest.approx(ends_of(exact), abs=1e-9)
+    assert found.interval() == pytest.approx(exact.interval(), abs=1e-9)
+    of_seeds = spread_over_seeds([[0.1] * 3, [0.7] * 6])  # seeds that agree
+    assert of_seeds is not None
+    assert found.interval(of_seeds) == pytest.approx(exact.interval(), abs=1e-9)

@@ -257,3 +257,25 @@ def test_products_beyond_single_precision_are_refused() -> None:
     points = np.random.default_rng(0).normal(size=(6, 4)) * 1e20
     with pytest.raises(UserError, match="exceed single precision: normalise them"):
         Pairs(points, np.arange(6) // 2)
+
+
+def test_false_matches_that_even_out_over_classes_vary_as_independent_pairs_do() -> None:
+    """Where each class has as many false matches as any other, classes would seem to explain less than nothing."""
+    false = np.zeros((4, 4))
+    false[[0, 1, 2, 3], [1, 0, 3, 2]] = 9
+    different = 9 * (1 - np.eye(4))
+    found = Matches(np.array([1.0, 0, 2, 1]), np.full(4, 3.0), false, different, 4)
+    assert found.fmr == pytest.approx(1 / 3)
+    squares = 2 * (9 - 3) ** 2 + 4 * (0 - 3) ** 2  # two pairs of classes match always, and four never
+    assert found.intervals()["fmr"] == interval_of_share(found.fmr, (squares * 4 / 3) ** 0.5 / 54, 3)
+
+
+def test_pairs_at_the_threshold_or_above_match_at_the_rates_that_are_told() -> None:
+    """Where thousands tie with the largest similarity that must not match, they do not match."""
+    points, labels = coarse(400, 20, 6)
+    different, same = held(points, labels)
+    found = Pairs(points, labels)
+    for point in found.operating([0.5, 0.1, 0.01, 1e-3]):
+        assert point.fmr == pytest.approx((different >= point.threshold).mean(), abs=1e-12)
+        assert point.fnmr == pytest.approx((same < point.threshold).mean(), abs=1e-12)
+        assert found.at(point.threshold).fmr == pytest.approx(point.fmr, abs=1e-12)

@@ -57,6 +57,10 @@ def k_reciprocal_of_many(queries: np.ndarray, gallery: np.ndarray | None) -> np.
     return re_ranking(queries, gallery, k1=4, k2=8)
 
 
+def k_reciprocal_of_seven(queries: np.ndarray, gallery: np.ndarray | None) -> np.ndarray:
+    return re_ranking(queries, gallery, k1=7, k2=3)  # half of which is rounded up
+
+
 def re_ranking(queries: np.ndarray, gallery: np.ndarray | None, *, k1: int, k2: int) -> np.ndarray:
     """The authors' `re_ranking`, line by line, in double instead of half precision."""
     lambda_value = 0.3
@@ -119,6 +123,7 @@ CASES: dict[str, tuple[Reranker, Literal]] = {
     "database_augmentation": (DatabaseAugmentation(n=5), database_augmentation),
     "k_reciprocal": (KReciprocal(k1=9, k2=3, share=0.3), k_reciprocal),
     "k_reciprocal of many": (KReciprocal(k1=4, k2=8, share=0.3), k_reciprocal_of_many),
+    "k_reciprocal of seven": (KReciprocal(k1=7, k2=3, share=0.3), k_reciprocal_of_seven),
     "diffusion": (Diffusion(k=7, k_query=4, alpha=0.9, gamma=3.0), diffusion),
 }
 

@@ -3,6 +3,7 @@
 import io
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from dml.evaluation.evaluator import Embedded
 from dml.evaluation.metrics import rank
-from dml.figures import course, embeddings, fonts, galleries, maps, style, summaries
+from dml.figures import course, embeddings, fonts, galleries, maps, pairs, style, summaries
 from dml.models.attention import crop_and_zoom
 from dml.reporting.table import print_table
 
@@ -422,3 +423,176 @@ def test_names_that_dejavu_lacks_are_drawn_in_a_font_that_has_them(
     assert fonts.font_for("猫 x") == own  # none has both: boxes
     assert fonts.fitting("猫 G\n猫猫猫猫", 10, 45) == "猫 G…"
     fonts._installed.cache_clear()
+
+
+def test_bars_of_learners_stand_beside_the_ensemble_before_and_after() -> None:
+    metrics = {"learners/0/recall@1": 0.4, "learners/1/recall@1": 0.5, "test/recall@1": 0.6, "untrained/recall@1": 0.1}
+    (axes,) = embeddings.learner_bars(metrics, 2).axes
+    assert [bar.get_height() for bar in axes.patches] == [0.4, 0.5]  # type: ignore[attr-defined]
+    lines = {line.get_label(): set(np.asarray(line.get_ydata()).tolist()) for line in axes.lines}
+    assert lines == {"ensemble": {0.6}, "untrained ensemble": {0.1}}
+
+
+def test_histograms_tell_positive_from_negative_pairs_of_every_learner() -> None:
+    labels = torch.arange(40) % 4
+    points = F.one_hot(labels).float()[:, None].expand(-1, 3, -1)  # classes at right angles, alike for all learners
+    (axes,) = embeddings.similarity_histograms(Embedded(points, labels, torch.arange(40))).axes
+    said = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert said[:2] == ["positive pairs, mean 1.000", "negative pairs, mean 0.000"]
+    areas = [np.abs(_area(one)) for one in axes.patches]
+    assert areas == pytest.approx([1] * len(areas))  # densities: there are fewer positive pairs
+
+
+def _area(histogram: Any) -> float:
+    x, y = histogram.get_xy().T
+    return float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum() / 2)
+
+
+def test_images_on_the_map_are_drawn_by_their_outcome() -> None:
+    points, outcome = np.arange(12.0).reshape(6, 2), np.array([1, 0, -1, 1, 0, 1])
+    (axes,) = embeddings.embedding_map(points, outcome, "any").axes
+    drawn = {one.get_label(): np.asarray(one.get_offsets()).tolist() for one in axes.collections}
+    assert drawn == {
+        "no query here, or none with a positive": points[[2]].tolist(),
+        "nearest image right": points[[0, 3, 5]].tolist(),
+        "nearest image wrong": points[[1, 4]].tolist(),
+    }
+
+
+def test_a_metric_over_a_sweep_has_its_numbers_in_order() -> None:
+    def line(*xs: float) -> list[summaries.Measured]:
+        return [summaries.Measured(x, x / 10, 0.01 * x) for x in xs]
+
+    figure = summaries.over({"ours": line(4, 1, 8), "theirs": line(2, 1)}, "M", "Recall@1", dashed=["theirs"])
+    (axes,) = figure.axes
+    ours, theirs = (bars.lines[0] for bars in axes.containers)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(ours.get_xydata(), [[1, 0.1], [4, 0.4], [8, 0.8]])
+    assert (ours.get_linestyle(), theirs.get_linestyle()) == ("-", "--")
+    ends = [segment[:, 1].tolist() for segment in axes.containers[0].lines[2][0].get_segments()]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(ends, [[0.09, 0.11], [0.36, 0.44], [0.72, 0.88]])
+    assert axes.get_xscale() == "log"  # 1 to 8
+    (axes,) = summaries.over({"ours": line(1, 2, 7)}, "M", "Recall@1").axes
+    assert axes.get_xscale() == "linear"
+
+
+def test_of_collections_the_independent_ones_have_a_circle() -> None:
+    every, apart = [0.1, 0.2, 0.3, 0.4], [0.2, 0.4]
+    (axes,) = summaries.collections([("ours", {"separated": (every, apart), "concatenated": (apart, every)})]).axes
+    drawn = [np.asarray(one.get_offsets())[:, 0].tolist() for one in axes.collections]
+    assert drawn == [every, apart, apart, every]
+    assert [len(one.get_facecolor()) for one in axes.collections] == [1, 0, 1, 0]  # a circle is empty
+
+
+def test_a_difference_is_drawn_with_its_own_interval() -> None:
+    draws = {"over classes": np.linspace(-0.1, 0.3, 50), "over images": np.linspace(0, 0.2, 50)}
+    (axes,) = summaries.difference_plot(draws, 0.1, (-0.05, 0.25), "Recall@1: b minus a").axes
+    shown = {one.get_label(): one for one in (*axes.patches, *axes.lines)}
+    span: Any = shown["95 % interval over classes"]
+    assert (span.get_x(), span.get_x() + span.get_width()) == pytest.approx((-0.05, 0.25))
+    line: Any = shown["difference +0.1000"]
+    assert set(line.get_xdata()) == {0.1}
+
+
+def test_methods_have_their_mean_and_the_ends_of_their_difference() -> None:
+    rows = [
+        summaries.MethodPoint("baseline", [50.0, 52.0], None),
+        summaries.MethodPoint("better", [60.0, 61.0, 80.0], (16.0, 10.0, 20.0)),
+        summaries.MethodPoint("worse", [40.0], (-11.0, -20.0, -5.0)),
+        summaries.MethodPoint("open", [52.0], (1.0, -1.0, 2.0)),
+    ]
+    above, below = summaries.methods({"Cars196": rows}, "Recall@1", "baseline").axes
+    dots, means = above.lines[::2], above.lines[1::2]
+    assert [np.asarray(one.get_xdata()).tolist() for one in dots] == [row.values for row in rows]
+    assert [np.asarray(one.get_xdata()).tolist() for one in means] == [[51, 51], [67, 67], [40, 40], [52, 52]]
+    bars: Any = below.containers
+    assert [bar.lines[0].get_color() for bar in bars] == [style.GREEN, style.RED, style.GREY]
+    ends = [bar.lines[2][0].get_segments()[0].tolist() for bar in bars]
+    assert ends == [[[10, 1], [20, 1]], [[-20, 2], [-5, 2]], [[-1, 3], [2, 3]]]
+
+
+def test_the_bar_of_a_pattern_reaches_from_its_lower_to_its_upper_end() -> None:
+    (axes,) = summaries.patterns({"one": [summaries.PatternPoint("a", 2.0, -1.0, 3.0)]}).axes
+    (bar,) = axes.containers
+    assert bar.lines[2][0].get_segments()[0].tolist() == [[-1, 1], [3, 1]]  # type: ignore[attr-defined]
+
+
+def test_a_tick_is_on_what_is_right_and_a_cross_on_what_is_wrong(table: Embedded) -> None:
+    near = galleries.neighbours_of(table, None, None, k=2)
+    sheet = galleries.retrieval_gallery(table, table, near, *RIGHT, white, str, count=6)
+    expected = {}
+    for good in (True, False):
+        picture = style.thumbnail(white(0), 88, style.RIGHT if good else style.WRONG)
+        galleries.mark(picture, good)
+        expected[good] = picture.tobytes()
+    rows = galleries._half_wrong(torch.as_tensor(RIGHT[0]), 6)
+    for y, query in enumerate(rows):
+        for x, place in enumerate(near.indices[query]):
+            left, top = 24 + (x + 1) * 96, 20 + y * 112
+            shown = sheet.crop((left, top, left + 88, top + 88))
+            assert shown.tobytes() == expected[bool(table.labels[place] == table.labels[query])]
+
+
+def test_prototypes_are_sorted_by_their_share() -> None:
+    shares = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.7, 0.1], [0.0, 0.4, 0.6]])
+    (axes, _) = maps.prototype_histograms(shares, torch.tensor([4, 4, 2]), {2: "two", 4: "four"}).axes
+    drawn = np.asarray(axes.images[0].get_array())
+    np.testing.assert_allclose(drawn, [[0.4, 0.6, 0], [0.65, 0.2, 0.15]], atol=1e-6)  # classes 2 and 4
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["two", "four"]
+
+
+def test_where_the_weight_of_pooling_is_high_the_prototype_s_colour_is_full() -> None:
+    weights = torch.tensor([[[0.0, 2.0], [1.0, 1.0]]])
+    dominant = torch.tensor([[[0, 1], [2, 1]]])
+    figure = maps.pooling_weights(torch.rand(1, 3, 8, 8), weights, dominant, prototypes=4)
+    colours = np.asarray(figure.axes[2].images[1].get_array())
+    np.testing.assert_allclose(colours[..., 3], [[0, 1], [0.5, 0.5]])
+    np.testing.assert_allclose(colours[..., :3], maps.prototype_colours(4)[dominant[0]], atol=1e-6)
+    assert figure.axes[2].get_title() == "3 of 4 prototypes"
+
+
+def test_true_matches_are_those_that_do_not_miss() -> None:
+    rates = np.array([1e-4, 1e-2, 1.0]), np.array([0.5, 0.2, 0.0])
+    bands = np.array([0.1, 0.9]), np.array([0.2, 0.8]), np.array([0.7, 0.3])
+    left, right = pairs.roc_and_calibration({"test": rates}, (1e-2, 0.2), bands, least=1e-3).axes
+    curve, point = left.lines
+    np.testing.assert_allclose(curve.get_xydata(), [[1e-2, 0.8], [1, 1]])  # the images do not resolve 1e-4
+    np.testing.assert_allclose(point.get_xydata(), [[1e-2, 0.8]])
+    np.testing.assert_allclose(right.lines[1].get_xydata(), [[0.1, 0.2], [0.9, 0.8]])
+    assert [bar.get_height() for bar in right.patches] == [0.7, 0.3]  # type: ignore[attr-defined]
+
+
+def test_a_fifth_of_the_classes_has_a_mean() -> None:
+    sizes = list(range(10, 0, -1))
+    (axes,) = embeddings.class_sizes(sizes, [one / 10 for one in sizes], "Recall@1").axes
+    mean = next(line for line in axes.lines if line.get_label() == "mean of a fifth of the classes")
+    np.testing.assert_allclose(mean.get_xydata(), [[at, at / 10] for at in (1.5, 3.5, 5.5, 7.5, 9.5)])
+
+
+def test_the_mean_learner_has_no_curve_on_validation_classes() -> None:
+    """It is tested before the first step and after the last one alone."""
+    tested = {"test/recall@1": 0.1, "learners/mean/recall@1": 0.05, "learners/1/recall@1": 0.05}
+    records = [{"step": step} | tested for step in (0, 4)]
+    records += [{"step": step, "validation/recall@1": 0.1 * step} for step in (0, 2, 4)]
+    (recall,) = course.curves(records).axes
+    assert [line.get_label() for line in recall.lines] == ["ensemble"]
+    assert recall.lines[0].get_xdata().tolist() == [0, 2, 4]  # type: ignore[union-attr]
+
+
+def test_recall_over_cost_has_its_deviation_over_runs() -> None:
+    points = [summaries.Point("ABE", m, 1e6 * m, 1e9 * m, 0.1 * m, std) for m, std in ((1, 0.02), (2, None))]
+    for axes in summaries.recall_and_cost(points).axes:
+        bar, none = axes.containers[0].lines[2][0].get_segments()  # type: ignore[attr-defined]
+        np.testing.assert_allclose(bar, [[1, 0.08], [1, 0.12]])
+        assert len(none) == 0  # of one run
+
+
+def test_the_queries_that_others_find_hardest_come_first() -> None:
+    opened: list[int] = []
+
+    def open_image(row: int) -> Image.Image:
+        opened.append(row)
+        return Image.new("RGB", (10, 10))
+
+    best = np.array([[1, 1, 1, 1, 2], [2, 9, 4, 1, 1], [7, 3, 5, 1, 1]])
+    galleries.easiest_queries(best, np.arange(5) + 20, open_image, str)
+    assert opened == [22, 21, 20]  # the best of the others has rank 4, 3 and 2

@@ -49,3 +49,9 @@ def test_they_lie_within_the_map() -> None:
     assert found.max() == pytest.approx(1)
     (alone,) = projections(torch.ones(5, 1)).values()  # a collapsed embedding of one dimension
     assert np.isfinite(alone).all()
+
+
+def test_the_shorter_axis_of_a_map_keeps_its_proportion() -> None:
+    points = torch.tensor([[0.0, 0.0], [8.0, 0.0], [4.0, 1.0], [4.0, -1.0]])
+    (flat,) = (of for title, of in projections(points).items() if title.startswith("PCA"))
+    assert np.ptp(flat, axis=0) == pytest.approx([1, 0.25])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import io
 import json
 import re
 import shlex
@@ -27,8 +28,9 @@ from dml.evaluation.interval import intervals
 from dml.evaluation.protocol import Conventional
 from dml.evaluation.splits import Split
 from dml.figures.embeddings import embedding_map
+from dml.figures.sprites import sprites
 from dml.reporting.explorer import explorer
-from dml.reporting.report import Table, write_report
+from dml.reporting.report import Table, _examples, _of_learners, write_report
 from dml.reporting.retrieved import Retrieved
 from dml.runs.folder import RunFolder
 from dml.runs.starts import note_start
@@ -296,3 +298,84 @@ def test_distractors_are_no_pairs_of_one_class() -> None:
     tested = Retrieved(whole.embedded, whole.records, Split(np.arange(0), queries, gallery), whole.protocol, None)
     assert tested.of_classes.labels.tolist() == [0] * 4 + [1] * 4
     assert tested.of_classes.rows.tolist() == list(range(8))
+
+
+def test_confusions_are_a_share_of_both_classes_queries_and_the_most_frequent_is_first() -> None:
+    tested = made(202, 40)
+    points = tested.embedded.embeddings.flatten(1).double()
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf)
+    labels, first = tested.labels, tested.labels[distances.argmin(1).numpy()]
+    names, sizes = tested.records.class_names, np.bincount(tested.labels)
+    assert len(set(sizes)) > 1
+    assert len(tested.confusions) > 1
+    for one in tested.confusions:
+        a, b = (names.index(name) for name in one.names)
+        confused = ((labels == a) & (first == b)) | ((labels == b) & (first == a))
+        assert one.examples == tuple(np.flatnonzero(confused))
+        assert one.share == confused.sum() / (sizes[a] + sizes[b])
+    counts = [one.count for one in tested.confusions]
+    assert counts == sorted(counts, reverse=True)
+    for of_class in tested.classes:
+        taken = np.bincount(first[(labels == of_class.label) & (first != of_class.label)], minlength=40)
+        assert taken.max() == (taken[names.index(of_class.taken_for)] if of_class.taken_for else 0)
+
+
+def test_the_ensemble_without_a_learner_is_judged_by_queries_that_have_a_positive() -> None:
+    tested = made(61, 45, learners=2)  # 29 classes of one image, and 16 of two
+    assert (~tested.counted).sum() == 29
+    assert tested.best_of_learners is not None
+    alone = (tested.best_of_learners[:, tested.counted] == 1).mean(1)
+    assert tested.recall_without == pytest.approx(alone[::-1])  # without one of two, the other is left
+
+
+@pytest.mark.slow
+def test_the_page_has_the_mean_cosine_over_learners_and_the_ranks_of_its_queries() -> None:
+    tested = made(200, 40, learners=3)
+    data, place = (found := explorer(tested, most=99)).data, found.place
+    every = sorted({*data["neighbours"], *place.values()})
+    assert every == list(range(found.images))
+    near = np.array(data["neighbours"]).reshape(len(place), -1)
+    assert len(set(data["rank"])) > 1
+    for at, (query, _) in enumerate(place.items()):
+        neighbours = tested.neighbours.indices[query]
+        cosines = (tested.embedded.embeddings[query] * tested.embedded.embeddings[neighbours]).sum(-1).mean(1)
+        shown = data["cosines"][at * near.shape[1] : (at + 1) * near.shape[1]]
+        np.testing.assert_allclose(np.array(shown) / 1000, cosines, atol=6e-4)
+        assert tested.ranking is not None
+        assert data["rank"][at] == tested.ranking.best_rank[query]
+        shown_classes = [data["classes"][data["classOf"][image]] for image in near[at]]
+        assert shown_classes == [tested.records.class_names[label] for label in tested.labels[neighbours]]
+
+
+def test_a_learner_adds_what_the_ensemble_lacks_without_it() -> None:
+    tested = made(60, 5, learners=3)
+    metrics = tested.protocol.score(tested.embedded, tested.split, "test", final=False)
+    table = _of_learners(metrics, tested)
+    assert list(table.columns[-3:]) == ["right alone", "ensemble without it", "it adds"]
+    assert tested.best_of_learners is not None
+    right = tested.best_of_learners == 1
+    for i, row in enumerate(table.rows):
+        others = [right[j] for j in range(3) if j != i]
+        assert row[-3] == sum(mine and not a and not b for mine, a, b in zip(right[i], *others, strict=True))
+        assert float(row[-1]) == pytest.approx(metrics["test/recall@1"] - float(row[-2]), abs=1e-4)
+    assert len({row[-1] for row in table.rows}) > 1
+
+
+def test_examples_of_a_class_are_its_wrong_queries() -> None:
+    tested = made(60, 5)
+    shown = explorer(tested)
+    found = _examples(tested, shown)
+    assert set(found) == {one.label for one in tested.classes if one.recall < 1}
+    for label, images in found.items():
+        wrong = np.flatnonzero((tested.labels == label) & ~tested.right)
+        assert images == wrong[:4].tolist()  # all images are on the page, in their order
+
+
+def test_thumbnails_fill_their_sheets_row_by_row() -> None:
+    found = sprites(lambda row: Image.new("RGB", (30, 30), (row, 255 - row, 128)), range(0, 200, 10))
+    (sheet,) = (Image.open(io.BytesIO(content)) for content in found.sheets)
+    assert sheet.size == (16 * found.side, 2 * found.side)
+    for at in range(20):
+        column, line = at % 16, at // 16
+        middle = sheet.getpixel((column * found.side + found.side // 2, line * found.side + found.side // 2))
+        assert middle == pytest.approx((10 * at, 255 - 10 * at, 128), abs=4)
