@@ -93,6 +93,11 @@ PLATEAU = ["scheduler=plateau", "scheduler.patience=0", "scheduler.warm_up=1", "
         pytest.param(["method=deml", "protocol=conventional"], marks=pytest.mark.exhaustive, id="deml"),
         pytest.param(["method=gsp", "head.m=8", "protocol=conventional"], marks=pytest.mark.exhaustive, id="gsp"),
         pytest.param(
+            ["method=abe", "method.checkpointing=true", "trainer.compile=true", "protocol=conventional"],
+            marks=[pytest.mark.exhaustive, pytest.mark.filterwarnings("ignore::DeprecationWarning")],  # of the compiler
+            id="compiled",
+        ),
+        pytest.param(
             ["method=dces", "method.T=1", "protocol=random_class_split", "protocol.split=1", "protocol.every=2"],
             marks=pytest.mark.exhaustive,
             id="dces",
