@@ -14,7 +14,7 @@ from filelock import FileLock
 from dml.errors import INTERRUPTED, Interrupted
 from dml.experiment import main
 from dml.launch.at_once import Job, carry_out, seconds_left
-from dml.launch.sweep import free_place
+from dml.launch.locks import free_place
 from dml.process import cores, duration, runs_at_once, share_of_the_machine
 from tests.conftest import TINY
 from tests.test_faults import eventually

@@ -23,20 +23,9 @@ from omegaconf import OmegaConf, open_dict, read_write
 from dml.configuration.composition import AGAIN, CONF, composed, elsewhere, going_on
 from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.launch.job import job
+from dml.launch.locks import HELD, free_place, hold, is_over, turn
 from dml.launch.search import settle_search
-from dml.launch.sweep import (
-    HELD,
-    NAME_BYTES,
-    Sweep,
-    _held,
-    _turn,
-    free_place,
-    is_over,
-    job_name,
-    job_of_a_sweep,
-    mark_of,
-    remembered,
-)
+from dml.launch.sweep import NAME_BYTES, Sweep, job_name, job_of_a_sweep, mark_of, remembered
 from dml.process import SWEPT
 from dml.runs.log import read_metrics
 from dml.training.build import build_method
@@ -344,10 +333,10 @@ def test_a_job_with_the_options_of_another_waits_for_it(of_a_sweep: Path) -> Non
     ended: list[str] = []
 
     def second() -> None:
-        with _turn(of_a_sweep / "lr=1"):
+        with turn(of_a_sweep / "lr=1"):
             ended.append("second")
 
-    with _turn(of_a_sweep / "lr=1"):
+    with turn(of_a_sweep / "lr=1"):
         thread = Thread(target=second)
         thread.start()
         time.sleep(0.3)
@@ -414,7 +403,7 @@ def test_jobs_see_that_their_sweep_is_over(of_a_sweep: Path, monkeypatch: pytest
     monkeypatch.delenv(HELD, raising=False)
     assert not is_over()
     monkeypatch.setenv(HELD, "")
-    held = _held()
+    held = hold(of_a_sweep)
     assert held is not None
     assert not is_over()
     held.release()  # as at the end of a process
@@ -431,7 +420,8 @@ def test_a_job_that_waits_for_another_process_ends_with_its_sweep(
     monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
     monkeypatch.setattr("dml.launch.job.job", lambda *_: pytest.fail("it began"))
     answers = iter([False, True])  # the sweep ends while the job waits
-    monkeypatch.setattr("dml.launch.sweep.is_over", lambda: next(answers))
+    for module in ("sweep", "locks"):
+        monkeypatch.setattr(f"dml.launch.{module}.is_over", lambda: next(answers))
     with FileLock(of_a_sweep / held):
         assert job_of_a_sweep(OmegaConf.create({"trainer": {"devices": 1}}), ["seed=1"]) is None
     assert list(answers) == []

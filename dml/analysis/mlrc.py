@@ -225,13 +225,16 @@ def _measure(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:
     )
 
 
-def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
+def write_aggregate(
+    folders: Sequence[Path], out: Path, remedy: str = "name another folder with -o"
+) -> dict[str, float]:
     """Runs the command: aggregates trainings, prints the tables, and writes `mlrc.json` and
     `figures/collections.png`.
 
     Args:
         folders: of runs or sweeps.
         out: the folder to write to; it is made.
+        remedy: what to do if the folder cannot be written.
 
     Returns:
         The summary of the first configuration, with names `mlrc/...`.
@@ -257,7 +260,7 @@ def write_aggregate(folders: Sequence[Path], out: Path) -> dict[str, float]:
             drawn.savefig(new, format="png")
         write_atomically(out / COLLECTED, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): {remedy}.") from error
     for one in found:
         _print(one)
     print(f"Collections: {out / 'mlrc.json'}, {picture}")

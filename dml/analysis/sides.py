@@ -43,5 +43,8 @@ def _pattern_of(place: Path, group: Group) -> str:
 
 
 def matched(pattern: Path) -> list[Path]:
-    """Returns the folders that a pattern with `*`, `?` or `[...]` matches, in the order of their names."""
-    return sorted(Path(one) for one in glob(str(pattern)) if Path(one).is_dir())
+    """Returns the folders that a pattern with `*`, `?` or `[...]` matches, in the order of their names. The folders
+    above that exist as they are written are no part of the pattern."""
+    above = next((folder for folder in pattern.parents if folder.is_dir()), Path())
+    found = glob(str(Path(escape(str(above))) / pattern.relative_to(above)))
+    return sorted(Path(one) for one in found if Path(one).is_dir())

@@ -5,7 +5,7 @@ N images, C classes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from PIL import Image
@@ -50,7 +50,8 @@ class Records:
             pictures are files, or nothing tells.
 
     Raises:
-        UserError: there are no images, a class has no images or is both in training and in evaluation, there are
+        UserError: there are no images, an array has another shape or type, a role is unknown, a label has no class
+            name, a class has no images or is both in training and in evaluation, there are
             queries without a gallery (or the reverse), or test images beside them.
     """
 
@@ -66,18 +67,31 @@ class Records:
     source: Callable[[], str] | None = None
 
     def __post_init__(self) -> None:
-        assert self.labels.shape == self.roles.shape == (len(self.paths),)
-        assert self.labels.dtype == np.int64
-        assert np.isin(self.roles, ROLES).all()
-        assert self.cameras is None or self.cameras.shape == self.labels.shape
-        assert self.boxes is None or self.boxes.shape == (len(self), 4)
-        if not len(self):
+        if not len(self.paths):
             raise UserError(f"dataset {self.name} has no images: check the folder that it was read from")
+        count = len(self.paths)
+        shapes = {"labels": (count,), "roles": (count,), "cameras": (count,), "boxes": (count, 4)}
+        for column, shape in shapes.items():
+            of_all = getattr(self, column)
+            if (column not in ("cameras", "boxes") or of_all is not None) and np.shape(of_all) != shape:
+                self._tell(f"{column} of shape {list(np.shape(of_all))} for {count} images", f"give {list(shape)}")
+        if not isinstance(self.labels, np.ndarray) or self.labels.dtype != np.int64:
+            kind = getattr(self.labels, "dtype", type(self.labels).__name__)
+            self._tell(f"labels of type {kind}", "give an array of int64, the number of each image's class")
+        if unknown := {*np.unique(self.roles).tolist()} - {*ROLES}:
+            self._tell(f"the role {min(map(str, unknown))!r}", f"roles are {', '.join(ROLES)}")
         self._check_classes()
 
+    def _tell(self, what: str, remedy: str) -> NoReturn:
+        raise UserError(f"dataset {self.name} has {what}: {remedy}")
+
     def _check_classes(self) -> None:
+        if self.labels.min() < 0 or self.labels.max() >= len(self.class_names):
+            least, most = int(self.labels.min()), int(self.labels.max())
+            self._tell(
+                f"labels from {least} to {most}, but {len(self.class_names)} class names", "number classes from 0"
+            )
         sizes = np.bincount(self.labels, minlength=len(self.class_names))
-        assert len(sizes) == len(self.class_names)
         if not sizes.all():
             raise UserError(
                 f"class {self.class_names[int(sizes.argmin())]!r} of dataset {self.name} has no images: add some, or "

@@ -147,13 +147,16 @@ def rank(
     if block is None:  # of each positive about eight numbers are held beside the scores
         block = room(queries.device, 4 * len(items) + 64 * int(layout.length.max()))
     best = torch.zeros_like(layout.positives)
-    values = {name: best.new_zeros(len(queries), dtype=torch.float64) for name in of_queries()}
+    metrics = of_queries()
+    values = {name: best.new_zeros(len(queries), dtype=torch.float64) for name in metrics}
     mine = torch.cat([layout.rows[:0], *rank_shard(layout.rows.split(TILE))]) if shared else layout.rows
 
     def of_block(at: Tensor, strip: Strip) -> tuple[Tensor, dict[str, Tensor]]:
         positives = layout.positives[at]
         first, ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
-        return first, {name: of_query(ranks, positives) for name, of_query in of_queries().items()}
+        return first, {
+            name: _of_rows(name, of_query(ranks, positives), positives) for name, of_query in metrics.items()
+        }
 
     for at, (first, of_metrics) in each_strip(Space.of(queries, items[layout.order]), mine, block, of_block):
         best[at] = first
@@ -161,8 +164,7 @@ def rank(
             values[name][at] = of_rows
     if shared:
         best, values = sum_of_shards(best), {name: sum_of_shards(of_all) for name, of_all in values.items()}
-    by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
-    return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
+    return _ranking(best, values, layout.positives)
 
 
 @full_precision()
@@ -186,9 +188,29 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
         positives = layout.positives[at]
         best[at], ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
         for name, of_query in of_queries().items():
-            values[name][at] = of_query(ranks, positives)
-    by_name = {name: of_all.cpu().numpy() for name, of_all in values.items()}
-    return Ranking(best.cpu().numpy(), by_name, layout.positives.cpu().numpy())
+            values[name][at] = _of_rows(name, of_query(ranks, positives), positives)
+    return _ranking(best, values, layout.positives)
+
+
+def _of_rows(name: str, found: object, positives: Tensor) -> Tensor:
+    """Returns what a metric's `of_query` gave for queries `[b]`. Raises UserError if it is not a number for each."""
+    if isinstance(found, Tensor) and found.shape == positives.shape:
+        return found
+    said = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise UserError(
+        f"of_query of the metric {name} returns {said} for {len(positives)} queries: return [b], a number for each."
+    )
+
+
+def _ranking(best: Tensor, values: dict[str, Tensor], positives: Tensor) -> Ranking:
+    """Raises UserError if a metric of a query that has a positive is NaN or infinite."""
+    by_name, counted = {name: of_all.cpu().numpy() for name, of_all in values.items()}, positives.cpu().numpy()
+    for name, of_all in by_name.items():
+        if wrong := int((~np.isfinite(of_all[counted > 0])).sum()):
+            raise UserError(
+                f"of_query of the metric {name} returns NaN or infinity for {wrong} queries: return a number."
+            )
+    return Ranking(best.cpu().numpy(), by_name, counted)
 
 
 def _laid_out(

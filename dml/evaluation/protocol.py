@@ -94,6 +94,8 @@ class Conventional:
                 a metric of the part that is monitored.
         """
         split = self.parted(records)
+        if not isinstance(split, Split):
+            raise UserError(f"parted() of {type(self).__name__} returns {type(split).__name__}: return a Split.")
         split.check(records)
         if self.criterion not in (known := self.criteria(split.monitor)):
             raise UserError(

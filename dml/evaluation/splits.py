@@ -52,6 +52,11 @@ class Split:
         for part, of_part in rows.items():
             if not len(of_part):
                 raise UserError(f"the split of {records.name} has no images as {part}: choose other classes or roles.")
+            if of_part.ndim != 1 or not np.issubdtype(of_part.dtype, np.integer):
+                raise UserError(
+                    f"the split of {records.name} has an array of {of_part.dtype} and shape {list(of_part.shape)} as "
+                    f"{part}: it has to hold the numbers of rows, as np.flatnonzero gives them for a mask."
+                )
             if of_part.min() < 0 or of_part.max() >= len(records):
                 raise UserError(
                     f"the split of {records.name} has a row as {part} that is none of its {len(records)} images: look "

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from dml.configuration.defaults import CHECKPOINTS, EMBEDDED_AT_ONCE
 from dml.configuration.options import TRAINER
 from dml.configuration.ranges import Pixels, Size, check_value
+from dml.configuration.trainings import trainings_of
 from dml.data.images import decode, quiet, reason
 from dml.data.transforms import Transform
 from dml.errors import UserError, enough_memory, some
@@ -234,9 +235,18 @@ def _checkpoint(run: Path, name: str | None) -> Path:
     path = folder.last if name == "last" else folder.best(name.removeprefix("best_on_"))
     if not path.is_file():
         others = [other for other in CHECKPOINTS if (path.parent / f"{other}.ckpt").is_file()]
-        have = f"it has {', '.join(others)}" if others else "name the folder of a run that was trained"
+        have = f"it has {', '.join(others)}" if others else _remedy(folder)
         raise UserError(f"{run} has no checkpoint {path.relative_to(run)}: {have}.")
     return path
+
+
+def _remedy(folder: RunFolder) -> str:
+    """Returns what to do about a folder without checkpoints."""
+    config = folder.config()
+    several = [*trainings_of(config)] if config is not None else []
+    if several:
+        return f"it has {len(several)} trainings, so name the folder of one, such as {folder.path / several[0]}"
+    return "name the folder of a run that was trained"
 
 
 def _of_the_figures(folder: RunFolder) -> str:

@@ -92,10 +92,14 @@ def _put_together(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     metrics = mean_and_std([run.metrics for run in runs]) | {"run/trainings": len(runs)}
     print()
     folders = [run.folder for run in runs]  # and no other trainings, of a time when there were more repetitions
-    write_summary(folders, folder.path)
+    remedy = f"put that right, then repeat the same options with {going_on(folder.path)}"
+    write_summary(folders, folder.path, remedy=remedy)
     if any(axis.collected for axis in left_open(config)):
-        metrics |= write_aggregate(folders, folder.path)
-    write_atomically(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+        metrics |= write_aggregate(folders, folder.path, remedy)
+    try:
+        write_atomically(folder.path / "metrics.json", json.dumps(metrics, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder.path} cannot be written ({error.strerror}): {remedy}.") from error
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -48,11 +49,27 @@ def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 
 def on_the_test(config: DictConfig) -> str:
-    """Returns a sentence if a search of this configuration would choose by its test classes, else ""."""
+    """Returns a line if a search of this configuration would choose by its test classes, else ""."""
     protocol: Any = config.protocol
     if validates(protocol) or str(protocol.get("_target_")).endswith(".Tuning"):
         return ""
     return (
         "dml: this search chooses on the test classes, which flatters its result: protocol=tuning holds out training "
-        "classes for it."
+        "classes for it.\n"
     )
+
+
+def told_of_search(folder: Path, criterion: str, since: float) -> str:
+    """Returns a line that says which options a search found; "" if it found none.
+
+    Args:
+        folder: of the sweep, in which Optuna's sweeper leaves its results.
+        criterion: what was maximised.
+        since: when the search began; earlier results are another search's.
+    """
+    file = folder / "optimization_results.yaml"
+    if not file.exists() or file.stat().st_mtime < since:
+        return ""
+    found: Any = OmegaConf.load(file)
+    options = " ".join(f"{name}={value}" for name, value in found.best_params.items())
+    return f"Best by {criterion} ({found.best_value:.4f}): {options}, see {file}\n"

@@ -1,21 +1,18 @@
 """Sweeps (`-m`): each job has its own folder and process, whichever launcher starts it, and failures are remembered."""
 
-import atexit
 import hashlib
 import json
 import os
 import shlex
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import cycle
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
@@ -25,11 +22,10 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.composition import folder_option
 from dml.errors import MISTAKE, Interrupted, UserError, stop
-from dml.launch.search import on_the_test, settle_search
+from dml.launch.locks import free_place, hold, is_over, turn
+from dml.launch.search import on_the_test, settle_search, told_of_search
 from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 from dml.started import processes
-
-HELD = "DML_SWEEP"  # in the environment of a sweep: a file that its process has locked for as long as jobs may run
 
 NAME_BYTES = 100  # of a folder's name; file systems allow 255, and files beside it have longer names
 
@@ -47,6 +43,8 @@ class Sweep(Callback):
         folder: of the sweep.
         failed: the folders of jobs that failed.
         held: the lock that jobs look at, see `is_over`; None: there is none.
+        criterion: what a search maximises; empty: the sweep is none.
+        since: when it began.
     """
 
     began: ClassVar[bool] = False
@@ -55,6 +53,8 @@ class Sweep(Callback):
     folder: ClassVar[Path] = Path()
     failed: ClassVar[list[Path]] = []
     held: ClassVar[FileLock | None] = None
+    criterion: ClassVar[str] = ""
+    since: ClassVar[float] = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         place = OmegaConf.select(config, "paths.sweep_dir")
@@ -78,8 +78,9 @@ class Sweep(Callback):
         if "paths.output_dir" in given:
             stop("paths.output_dir is for a single run: name the folder of a sweep with paths.sweep_dir=FOLDER.")
         settle_search(config, parsed)
-        if "direction" in config.hydra.sweeper and (said := on_the_test(config)):
-            print(said, file=sys.stderr)
+        if "direction" in config.hydra.sweeper:
+            Sweep.criterion, Sweep.since = str(config.protocol.criterion), time.time()
+            print(on_the_test(config), end="", file=sys.stderr)
         params = dict(config.hydra.sweeper.get("params") or {})
         own = {name: values for name, values in params.items() if name not in given}
         if own != params:  # what was typed takes precedence over the overlay
@@ -90,23 +91,28 @@ class Sweep(Callback):
         if not hasattr(launcher.launch, "__wrapped__"):
             launcher.launch = remembered(launcher.launch)
         if launcher.__name__ not in ("BasicLauncher", "SlurmLauncher"):
-            Sweep.held = _held()
+            Sweep.held = hold(Sweep.folder)
 
     @classmethod
     def conclude(cls) -> None:
-        """Writes and prints the table of the sweep, and prints which jobs failed.
+        """Writes and prints the table of the sweep, and prints what a search found and which jobs failed.
 
         Raises:
-            SystemExit: a job failed; the exit code is 1.
+            SystemExit: a job failed; the exit code is 1. Or the table cannot be written; it is 2.
         """
         from dml.reporting.summary import write_summary
         from dml.runs.collecting import leaves
 
+        unwritten = ""
         try:
             if cls.folder.is_dir() and leaves([cls.folder]):
-                write_summary([cls.folder], cls.folder)
+                remedy = f"put that right, then repeat the sweep with {_the_same_folder()}"
+                write_summary([cls.folder], cls.folder, remedy=remedy)
         except (UserError, OSError) as error:
-            print(f"dml: {error}", file=sys.stderr)
+            unwritten = str(error)
+            print(f"dml: {unwritten}", file=sys.stderr)
+        if cls.criterion:
+            print(told_of_search(cls.folder, cls.criterion, cls.since), end="")
         for folder in cls.failed:
             code = ""
             with suppress(OSError):
@@ -120,6 +126,8 @@ class Sweep(Callback):
                 repeat = "Their folders hold runs with other options: name another folder with paths.sweep_dir=FOLDER."
             print(f"{len(cls.failed)} of the jobs failed. {repeat}", file=sys.stderr)
             raise SystemExit(1)
+        if unwritten:
+            raise SystemExit(MISTAKE)
 
 
 def _the_same_folder() -> str:
@@ -175,36 +183,6 @@ def _noting_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _held() -> FileLock | None:
-    """Makes and locks a file that the jobs of this sweep look at. Returns None on a file system without locks."""
-    try:
-        Sweep.folder.mkdir(parents=True, exist_ok=True)
-        descriptor, path = tempfile.mkstemp(prefix=".sweep.", dir=Sweep.folder)
-        os.close(descriptor)
-        atexit.register(Path(path).unlink, missing_ok=True)
-        held = FileLock(path)
-        held.acquire(timeout=0)
-    except (OSError, NotImplementedError):  # any other fault of the folder is reported by the first job
-        return None
-    os.environ[HELD] = path
-    return held
-
-
-def is_over() -> bool:
-    """Returns whether the process that started the sweep was told to stop or is gone: its jobs have to stop then."""
-    if HELD not in os.environ:
-        return False
-    if not os.path.exists(os.environ[HELD]):
-        return True
-    lock = FileLock(os.environ[HELD])
-    try:
-        lock.acquire(timeout=0)
-    except (OSError, NotImplementedError):  # the sweep holds it, or another job that is just asking
-        return False
-    lock.release()
-    return True
-
-
 def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     """Carries out one job of a sweep in its own process, which Lightning needs: it repeats the command line for every
     rank.
@@ -234,7 +212,7 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     log = folder.with_name(f"{folder.name}.log") if at_once else None
     print(f"\n{folder}" + (f": see {log}" if log else ""), flush=True)
     try:
-        with _turn(folder), _environment(config, hydra_config) as environment:
+        with turn(folder), _environment(config, hydra_config) as environment:
             if is_over():
                 return None
             code = job(overrides, folder, log, is_over, environment, folder_option("sweep_dir", folder.parent))
@@ -258,29 +236,6 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Waits while another job has the same options: a search may try the same values twice at once, or the same sweep
-    runs twice. The second one then finds the run finished. Raises Interrupted if the sweep is over meanwhile."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    waits = False
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=0 if not waits else 0.5)
-        except Timeout:
-            if is_over():
-                raise Interrupted(f"the sweep ended before the job in {folder} began") from None
-            if not waits:
-                print(f"{folder}: another process trains this; waiting for it.", flush=True)
-            waits = True
-        except (OSError, NotImplementedError):  # a file system without locks
-            break
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextmanager
 def _environment(config: DictConfig, hydra_config: Any) -> Iterator[dict[str, str] | None]:
     """Gives the environment of a job that shares the machine with others: with joblib's launcher, the only one that
     says how many. None for other launchers."""
@@ -291,35 +246,6 @@ def _environment(config: DictConfig, hydra_config: Any) -> Iterator[dict[str, st
     at_once = number if number > 0 else max(1, cores() + 1 + number)  # as joblib counts them
     with free_place(Path(hydra_config.sweep.dir), at_once, hydra_config.job.num) as place:
         yield share_of_the_machine(place, at_once, several_devices=config.trainer.devices != 1)
-
-
-@contextmanager
-def free_place(folder: Path, at_once: int, number: int) -> Iterator[int]:
-    """Holds a place of `share_of_the_machine`, 0..at_once-1, that no other job of a sweep has.
-
-    The number of the job alone would not do: jobs end in any order, and two of them would share a GPU.
-
-    Raises Interrupted if the sweep is over meanwhile.
-
-    Args:
-        folder: where the locks are; a place is free again when its process ends, however that ends.
-        at_once: how many jobs run at once.
-        number: of the job. Its own place is asked for first, and is what it gets where a file system has no locks.
-    """
-    with ExitStack() as held:
-        for place in cycle((number + i) % at_once for i in range(at_once)):
-            try:
-                # Not dml.files.alone, which would import torch here.
-                held.enter_context(FileLock(folder / f".place_{place}.lock").acquire(timeout=0))
-            except Timeout:  # a job that has just ended may still hold its place
-                if is_over():
-                    raise Interrupted("the sweep ended before this job began") from None
-                time.sleep(0.1)
-                continue
-            except (OSError, NotImplementedError):
-                pass
-            yield place
-            return
 
 
 def mark_of(folder: Path) -> Path:

@@ -117,7 +117,7 @@ class Loss(nn.Module, Waits):
             value: Any = loss(embeddings, labels, **wanted)
             if self.add_batch and not alone:
                 value = value + whole.loss(embeddings, labels)
-        return _checked(value, type(loss).__name__)
+        return terms_of(value, f"loss={type(loss).__name__}")
 
     def _mined(self, miner: nn.Module, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Runs the miner and converts its result to what the loss takes: masks, or indices of pairs or triplets."""
@@ -150,8 +150,8 @@ class Loss(nn.Module, Waits):
             setattr(self if name == "batches" else self.loss, name, value)
 
 
-def _checked(value: Any, name: str) -> Tensor | dict[str, Tensor]:
-    """Returns what a loss returned. Raises UserError unless it is a scalar, or named scalars."""
+def terms_of(value: Any, of: str) -> Tensor | dict[str, Tensor]:
+    """Returns what a loss or an objective returned. Raises UserError unless it is a scalar, or named scalars."""
     found = list(value.values()) if isinstance(value, dict) else [value]
     wrong = [one for one in found if not isinstance(one, Tensor) or one.ndim]
     if found and not wrong:
@@ -161,7 +161,7 @@ def _checked(value: Any, name: str) -> Tensor | dict[str, Tensor]:
         f"a tensor of shape {list(one.shape)}" if isinstance(one, Tensor) else type(one).__name__ for one in wrong
     ]
     said = shapes[0] if found else "no terms"
-    raise UserError(f"loss={name} returns {said}: it has to return a scalar, or named scalars.")
+    raise UserError(f"{of} returns {said}: it has to return a scalar, or named scalars.")
 
 
 def _check_miner(loss: nn.Module, miner: nn.Module) -> None:

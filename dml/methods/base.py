@@ -19,6 +19,7 @@ from dml.distributed import gather, own_draws
 from dml.errors import UserError
 from dml.figures.plot import Plot
 from dml.losses import Loss, functional
+from dml.losses.loss import terms_of
 from dml.methods.module import TrainedModule
 from dml.methods.output import Batch, Output, Terms, summed
 from dml.methods.pieces import embed_in_pieces
@@ -190,7 +191,7 @@ class Method(TrainedModule, Waits):
         The retrieval embedding is their concatenation, `embed(images).flatten(1)`: its squared distance is L times
         the mean of the learners' squared distances (cf. ABE eq. 3).
         """
-        return self.learners(self.normalized(images)).embeddings
+        return self._checked(self.learners(self.normalized(images))).embeddings
 
     def metric(self, i: int, part: tuple[Tensor, Tensor], output: Output, batch: Batch) -> dict[str, Tensor]:
         """Computes the terms of the i-th loss on embeddings and norms from `Output.learner` or `Output.ensemble`.
@@ -215,10 +216,12 @@ class Method(TrainedModule, Waits):
                 such terms.
         """
         with self.finite.step(self.global_step + 1) as seen:
-            output = self._embedded(batch["image"]).of_all_ranks()
+            output = self._checked(self._embedded(batch["image"])).of_all_ranks()
             seen["embeddings"] = output.raw.detach().sum()
             with torch.autocast(output.raw.device.type, enabled=False):
-                terms = Terms(self.objective(output, {name: gather(batch[name]) for name in ("label", "index")}))
+                found = self.objective(output, {name: gather(batch[name]) for name in ("label", "index")})
+                of = f"objective() of {type(self).__name__}"
+                terms = Terms(terms_of(found if isinstance(found, dict) else {"objective": found}, of))
                 # Under DDP every parameter has to take part, also those of a loss that finds no pairs in the batch, or
                 # that has no part in this step.
                 idle = [p.sum() for p in self.losses.parameters() if p.requires_grad]
@@ -232,6 +235,13 @@ class Method(TrainedModule, Waits):
                     )
             seen.update(terms)
         return terms
+
+    def _checked(self, output: Output) -> Output:
+        """Returns what `learners` gave. Raises UserError if it is something else."""
+        if isinstance(output, Output):
+            return output
+        said = type(output).__name__
+        raise UserError(f"learners() of {type(self).__name__} returns {said}: it has to return Output(raw), [B,L,d].")
 
     def _embedded(self, images: Tensor) -> Output:
         """Embeds the images of a training step, in pieces if `micro_batch` is set."""

@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 
+from dml.errors import UserError
 from dml.losses import Loss
 from dml.methods.recipe import Recipe, Schedule
 from dml.models.backbones.stages import Stages
@@ -82,7 +83,13 @@ class Optimized(LightningModule):
         """
         assert self.recipe is not None
         lr = self.recipe.lr
-        fresh = {id(p): p for module in self.new_modules() for p in module.parameters()}
+        modules = self.new_modules()
+        if isinstance(modules, nn.Module) or not isinstance(modules, Iterable):
+            raise UserError(
+                f"new_modules() of {type(self).__name__} returns {type(modules).__name__}: it has to return several "
+                "modules, as in `return (self.head,)`."
+            )
+        fresh = {id(p): p for module in modules for p in module.parameters()}
         groups: list[dict[str, Any]] = [
             *self._stages(self.recipe.layer_decay),
             {"name": "head", "params": list(fresh.values()), "lr": lr * self.head_lr_factor},

@@ -44,7 +44,11 @@ NEEDED = (f"test/{HEADLINE}", "model/params", "model/flops")  # metrics that eve
 
 
 def write_summary(
-    folders: Sequence[Path], out: Path, metric: str = f"test/{HEADLINE}", over: str | None = None
+    folders: Sequence[Path],
+    out: Path,
+    metric: str = f"test/{HEADLINE}",
+    over: str | None = None,
+    remedy: str = "name another folder with -o",
 ) -> Path:
     """Runs the command: prints the table, and writes `summary.html`, `.md`, `.csv`, `.tex`, `.json` and `figures/`.
 
@@ -53,6 +57,7 @@ def write_summary(
         out: the folder to write to; it is made.
         metric: to draw, with its standard deviation, over each option for which the runs have several numbers.
         over: the only option to draw it over; None: all of them.
+        remedy: what to do if the folder cannot be written.
 
     Returns:
         The path of `summary.html`.
@@ -111,7 +116,7 @@ def write_summary(
             write_atomically(out / f"summary.{kind}", text)
         write_atomically(page, _html(table, shown, pictures, list(swept), differ, head))
     except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror}): name another folder with -o.") from error
+        raise UserError(f"{out} cannot be written ({error.strerror}): {remedy}.") from error
     print(f"Report: {page}")
     return page
 

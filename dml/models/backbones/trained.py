@@ -21,10 +21,15 @@ def backbone_of(config: DictConfig) -> Backbone:
     """Makes the backbone that a file of `conf/backbone` describes, and freezes what `backbone.train` excludes.
 
     Raises:
-        UserError: the backbone refuses its options, or as `choose_trained`.
+        UserError: the backbone refuses its options, it is none, or as `choose_trained`.
     """
     own = {name: config[name] for name in BACKBONE if name in config}
-    backbone: Backbone = instantiate(without(config, own))
+    backbone = instantiate(without(config, own))
+    if not isinstance(backbone, Backbone):
+        raise UserError(
+            f"backbone: {config._target_} returns {type(backbone).__name__}: it has to return a Backbone of "
+            "dml.models.backbones.stages."
+        )
     choose_trained(backbone, **own)
     return backbone
 
