@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from scipy.stats import sem, ttest_1samp
 
 from dml.analysis.comparison import compare, names, over_classes, over_images, paired
-from dml.analysis.sides import runs_of
+from dml.analysis.sides import matched, runs_of
 from dml.compare import main
 from dml.errors import UserError
 from dml.evaluation.interval import Spread
@@ -90,6 +90,16 @@ def saved(folder: Path, precision: np.ndarray, **changes: np.ndarray) -> Path:
     }
     np.savez(folder / "queries.npz", **arrays | changes)
     return folder
+
+
+def test_both_ways_of_drawing_take_the_seed_that_is_given(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    precision, other = rng.random((2, len(CLASSES)))
+    sides = saved(tmp_path / "a", precision), saved(tmp_path / "b", other)
+    found = compare(*sides, tmp_path / "out", draws=100, seed=5)["map@r"]
+    assert found["images"].draws == pytest.approx(over_images(precision, other, 100, 5).draws)
+    assert found["images"].draws != pytest.approx(over_images(precision, other, 100, 0).draws)
+    assert found["classes"].draws == pytest.approx(over_classes(precision, other, CLASSES.astype(str), 100, 5).draws)
 
 
 @pytest.mark.slow
@@ -331,6 +341,15 @@ def test_runs_that_score_alike(tmp_path: Path) -> None:
     a, b = (saved(tmp_path / name, np.linspace(0, 1, len(CLASSES))) for name in "ab")
     found = compare(a, b, tmp_path / "out", draws=100)
     assert found["map@r"]["classes"].p == 1
+
+
+def test_brackets_of_a_folder_are_no_pattern(tmp_path: Path) -> None:
+    for name in ("a [x]/M=1", "a [x]/M=2", "a x/M=1"):
+        (tmp_path / name).mkdir(parents=True)
+    assert matched(tmp_path / "a [x]" / "M=*") == [tmp_path / "a [x]" / "M=1", tmp_path / "a [x]" / "M=2"]
+    assert matched(tmp_path / "a [[]x]" / "M=[2]") == [tmp_path / "a [x]" / "M=2"]
+    assert matched(tmp_path / "a*x*" / "M=1") == [tmp_path / "a [x]" / "M=1", tmp_path / "a x" / "M=1"]
+    assert matched(tmp_path / "b" / "*") == []
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from dml.dashboard import main
 from dml.errors import UserError
+from dml.evaluation.metric import metric
 from dml.reporting import dashboard as module
 from dml.runs.log import read_metrics
 from dml.training.loggers import shareable
@@ -66,6 +67,19 @@ def test_what_it_shows_is_what_runs_log(configure: Callable[..., DictConfig], tm
     for picture in ("gallery", "attention", "similarities", "learners"):
         assert f'"{picture}"' in done.stdout
         assert (tmp_path / "run" / "figures" / f"{picture}.png").exists()
+
+
+def test_panels_show_means_with_their_deviation_and_what_their_titles_say() -> None:
+    panels: dict[str, Any] = {
+        one.title: one for section in module.sections() for one in section.panels if hasattr(one, "title")
+    }
+    for one in panels.values():
+        if hasattr(one, "groupby_aggfunc"):
+            assert (one.groupby_aggfunc, one.groupby_rangefunc) == ("mean", "stddev"), one.title
+    cost = panels[f"Recall@1 over {metric('model/flops').title}"]
+    assert (cost.x.name, cost.y.name) == ("model/flops", "test/recall@1")
+    for place in ("test", "validation"):
+        assert panels[f"Recall@1 on {place} classes"].y == [f"{place}/recall@1"]
 
 
 @pytest.mark.parametrize(("project", "said"), [("", "is empty"), (" ", "is empty"), ("a/b", "holds /")])

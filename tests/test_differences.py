@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dml.analysis.comparison import compare
 from dml.analysis.sides import runs_of
-from dml.configuration.identity import flat
+from dml.configuration.identity import configuration, flat
 from dml.errors import UserError
 from dml.reporting.summary import _over_steps, _point, _swept, write_summary
 from dml.runs import provenance
@@ -162,6 +162,23 @@ def test_what_refers_to_what_was_typed_was_meant_too(make_run: MakeRun, tmp_path
     assert found == dict.fromkeys(expected, True)
 
 
+def test_what_tells_configurations_apart(configure: Configure) -> None:
+    """The data may lie elsewhere, and another number of trainings of a protocol is no other training."""
+
+    def of(*options: str, places: str = "/a/data", classes: int = 4) -> str:
+        given = ["protocol=mlrc", f"paths.data_dir={places}", "runtime.embedding_dim=8"]
+        return configuration(configure(*given, f"runtime.train_classes={classes}", *options))
+
+    plain = of("method=gsp")
+    assert plain == of("method=gsp", places="/b")
+    assert plain == of("method=gsp", "seed=3", "protocol.fold=1", "protocol.repeat=2", "protocol.repeats=3")
+    assert plain == of("method=gsp", classes=5)  # which the method and the loss are told
+    assert plain != of("method=gsp", "protocol.folds=5")
+    beside = [of("backbone.weights=/a/database/w.pth", places=places) for places in ("/a/data", "/a/datab")]
+    assert beside[0] == beside[1]  # a folder whose name only begins like that of the data
+    assert of("method.head_lr_factor=4") != of("method.head_lr_factor=5", classes=5)  # as many as classes by chance
+
+
 def test_another_commit_and_other_data_are_told(make_run: MakeRun, tmp_path: Path) -> None:
     for number, name in enumerate("ab"):
         folder = make_run(name, {"data/test/images": 100 + number}, f"lr={number + 1}")
@@ -267,6 +284,13 @@ def test_ends_of_intervals_are_not_averaged(make_run: MakeRun, tmp_path: Path) -
     runs = [{"test/recall@1": r, "test/recall@1/low": r - 0.1, "test/recall@1/high": r + 0.1} for r in (0.4, 0.6)]
     assert set(mean_and_std(runs)) == {"test/recall@1", "test/recall@1/std"}
     assert mean_and_std(runs[:1]) == runs[0]
+
+
+def test_figures_that_agree_have_a_deviation_of_0_and_sizes_none(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(str(seed), {}, f"seed={seed}")
+    (group,) = groups(leaves([tmp_path]))
+    assert (group.cell("test/recall@1"), group.cell("model/params")) == ("0.5000±0.0000", "10")
 
 
 def test_below_is_a_matter_of_the_mean(make_run: MakeRun, tmp_path: Path) -> None:

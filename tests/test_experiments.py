@@ -154,6 +154,119 @@ def test_every_experiment_of_a_paper_is_a_row() -> None:
     assert of_papers == ONE_WORD.keys()
 
 
+# What the papers print of their trainings, read once more without conf at hand: option -> value.
+PRINTED: dict[str, dict[str, Any]] = {
+    "abe_cars": {  # ABE, sections 4, 5 and 6
+        "image_size": 224,
+        "transform.train.resize.sides": [256, 224],
+        "transform.train.resize._target_": "dml.data.transforms.pad_square",
+        "transform.test.crop._target_": "torchvision.transforms.v2.CenterCrop",
+        "sampler._target_": "dml.data.samplers.Pairs",
+        "sampler.batch_size": 64,
+        "head.dim": 512,
+        "method.M": 8,
+        "method.lambda_div": 1,
+        "method.balance": False,
+        "method.margin_div": 1,
+        "loss.loss.margin": 1,
+        "loss.loss.pairs": "explicit",
+        "protocol.select": "best_test",
+    },
+    **{  # DCES, sections 4.2 and 4.4
+        f"dces_{data}": {
+            "image_size": 224,
+            "transform.train.resize.sides": [256, 224],
+            "optimizer._target_": "torch.optim.Adam",
+            "sampler.batch_size": batch,
+            "sampler.m": 4,
+            "head.dim": 128,
+            "method.K": learners,
+            "method.T": 2,
+            "loss.loss.beta": 1.2,
+        }
+        for data, batch, learners in (
+            ("cub", 128, 4),
+            ("cars", 128, 4),
+            ("sop", 80, 8),
+            ("inshop", 80, 8),
+            ("vehicleid", 128, 8),
+            ("market1501", 128, 8),
+        )
+    },
+    "diablo_cub": {  # DIABLO, section 3.5 and Table 1
+        "image_size": 256,
+        "transform.train.resize.scale": [0.8, 1.8],
+        "transform.test.resize.size": [256, 256],
+        "optimizer._target_": "torch.optim.Adam",
+        "optimizer.lr": 1e-5,
+        "optimizer.weight_decay": 0,
+        "head.dim": 512,
+        "method.N": 8,
+        "loss.loss.beta": 0.5,
+        "loss.loss.gamma": 25,
+    },
+    **{  # DeML, section 4 and Table 3
+        f"deml_{data}": {
+            "optimizer._target_": "torch.optim.Adam",
+            "optimizer.lr": 1e-5,
+            "optimizer.weight_decay": 2e-4,
+            "trainer.max_steps": steps,
+            "head.dim": 512,
+            "method.I": scales,
+            "method.J": learners,
+            "method.activation_decay": 0.014,
+            "method.unit_rows": 0.25,
+            "method.head_lr_factor": 10,
+            "loss.loss.alpha": 2,
+            "loss.loss.beta": 0.5,
+            "loss.loss.gamma": 35,
+        }
+        for data, steps, scales, learners in (
+            ("cub", 15_000, 3, 3),
+            ("cars", 25_000, 3, 3),
+            ("sop", 100_000, 2, 4),
+            ("inshop", 100_000, 3, 3),
+        )
+    },
+    "deml_sop_baseline": {"trainer.max_steps": 100_000, "method.head_lr_factor": 10, "optimizer.weight_decay": 2e-4},
+    "gsp_collage": {  # GSP, section 2.2
+        "head.m": 128,
+        "head.mu": 0.2,
+        "head.eps": 10,
+        "method.lambda_zs": 0.5,
+        "sampler.batch_size": 64,
+        "sampler.m": 4,
+        "optimizer.lr": 1e-3,
+        "scheduler.factor": 0.5,
+    },
+    **{  # GSP, sections 1.6.1 to 1.6.7; the number of prototypes is 64 for all by itself
+        f"gsp_{data}": {
+            "image_size": 227,
+            "transform.train.resize.sides": [256, 227],
+            "sampler.batch_size": 32,
+            "sampler.m": 4,
+            "head.dim": 128,
+            "head.m": 64,
+            "head.mu": 0.3,
+            "head.eps": 5,
+            "method.lambda_zs": 0.1,
+            "method.ridge": 0.05,
+            "protocol.folds": 4,
+            "protocol.every": steps,
+        }
+        for data, steps in (("cub", 100), ("cars", 100), ("inshop", 1000), ("sop", 1000))
+    },
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_experiment_trains_as_its_paper_prints(name: str) -> None:
+    config = composed(f"experiment={name}")
+    found = {option: OmegaConf.select(config, option) for option in PRINTED[name]}
+    found = {option: OmegaConf.to_object(one) if OmegaConf.is_config(one) else one for option, one in found.items()}
+    assert found == PRINTED[name]
+
+
 TRANSCRIBED = sorted((Path(__file__).parent / "transcribed").glob("*.json"))
 READ_ELSEWHERE = {("dces/figure1", "K = 1"): "Table 7"}  # figures whose place in the paper is not the experiment's
 

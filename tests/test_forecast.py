@@ -34,7 +34,7 @@ def test_it_is_said_once_and_of_what_is_to_come(capsys: pytest.CaptureFixture[st
 def test_evaluations_to_come_are_counted_as_they_come() -> None:
     for last, every in ((1000, 300), (900, 300), (5, 100)):
         course = cast(Course, SimpleNamespace(last_step=last, every=every))
-        for step in range(0, last, 7):
+        for step in (*range(0, last, 7), last):
             to_come = sum(s == last or s % every == 0 for s in range(step + 1, last + 1))
             assert Course.evaluations_after(course, step) == to_come
 

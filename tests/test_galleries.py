@@ -376,6 +376,13 @@ def test_recall_is_what_was_asked_for(kind: indexes.Kind, dtype: str) -> None:
     assert measured.effort > 1
 
 
+def test_speeds_are_those_of_the_index_and_of_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, timed, seconds = clustered(2000, 16), indexes._timed, iter((8.0, 2.0))
+    monkeypatch.setattr(indexes, "_timed", lambda *given: (timed(*given)[0], next(seconds)))
+    measured = tune(build("hnsw", points), 3, 0.1)
+    assert (measured.sample, measured.exact_per_second, measured.per_second) == (1000, 125, 500)
+
+
 def test_what_an_index_cannot_do_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     points = clustered(2000, 16)
     with pytest.raises(UserError, match="--index ivfpq needs 9984 images to learn its codes, but the gallery has 2000"):

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -23,15 +24,19 @@ import dml
 from dml.configuration.composition import composed
 from dml.errors import Unfaithful, UserError
 from dml.evaluation.evaluator import Embedded
+from dml.evaluation.protocol import Conventional
 from dml.evaluation.reidentification import rank_across_cameras
 from dml.evaluation.rounding import rank_bounds
+from dml.evaluation.splits import Split
 from dml.hub import _told, folder_of, front_matter, parted, upload
+from dml.inference import tested
 from dml.inference.embedding import Trained
 from dml.inference.publish import _without_places, publish
 from dml.inference.tested import portable
-from dml.inference.verify import _allowed, command, junk, verify
+from dml.inference.verify import _again, _allowed, command, junk, verify
 from dml.models.products import products
 from dml.reporting.summary import write_summary
+from dml.runs.scores import Queries
 from dml.training.run import run as train
 from tests.conftest import TINY
 from tests.hub import TOKEN, Hub, Model, hub
@@ -252,6 +257,31 @@ def test_how_far_a_figure_may_be_off() -> None:
         assert _allowed(name, 10_000) == 0.002
     for name in ("learners/correlation", "learners/self_cosine"):
         assert _allowed(name, 100) == 0.002
+
+
+def test_queries_in_any_order_and_without_a_positive_are_verified_as_the_training_tests_them() -> None:
+    """A protocol may name its queries in any order, and a mean over a tenth of them is off by more for each."""
+    draw = np.random.default_rng(0)
+    labels = np.concatenate([np.repeat(np.arange(50), 2), np.arange(50, 1050)])
+    learners = torch.as_tensor(draw.normal(size=(50, 1, 6))[labels % 50] + 0.3 * draw.normal(size=(1100, 1, 6)))
+    learners = torch.nn.functional.normalize(learners.float(), dim=-1)
+    split, protocol = Split(np.arange(0), draw.permutation(1100), None), Conventional(clustering=False)
+    embedded = Embedded(learners, torch.as_tensor(labels), torch.arange(1100))  # as an evaluation collects them
+    metrics, ranking = protocol.score(embedded, split, "test", final=True), protocol.ranking(split, embedded)
+    assert ranking is not None
+    assert (ranking.positives > 0).sum() == 100
+    queries = Queries(np.arange(1100).astype(str), labels.astype(str), ranking.best_rank, ranking.values)
+    trained: Any = SimpleNamespace(method=SimpleNamespace(device=torch.device("cpu"), groups=lambda: None))
+    trained.config = SimpleNamespace(trainer=SimpleNamespace(precision="32-true", matmul="highest"))
+
+    class Known(tested.Tested):
+        def learners(self, trained: Trained, rows: np.ndarray, batch_size: int) -> torch.Tensor:
+            return learners[rows]
+
+    known = Known(cast(Any, SimpleNamespace(labels=labels)), split, protocol)
+    for off, differs in ((0.0, False), (0.02, False), (0.03, True)):
+        recorded = metrics | {"test/recall@1": metrics["test/recall@1"] - off}
+        assert bool(_again(trained, known, recorded, queries, 64)[0]) == differs
 
 
 def altered_tensor(folder: Path) -> None:

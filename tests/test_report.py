@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from dml.errors import UserError
 from dml.report import main
-from dml.reporting.summary import _point, _swept, write_summary
+from dml.reporting.summary import _course, _point, _swept, write_summary
 from dml.runs.collecting import groups, leaves
 from dml.runs.folder import RunFolder
 
@@ -122,6 +122,33 @@ def test_what_no_run_has_is_left_out(make_run: MakeRun, tmp_path: Path) -> None:
     assert "While training" not in page
     (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "test/recall@1": 0.2}\n')
     assert "While training" in write_summary([tmp_path], tmp_path / "summary").read_text()
+
+
+def test_the_gain_is_that_over_the_mean_learner_and_a_mean_is_of_what_all_runs_have(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    for seed, (recall, *of_learners) in enumerate([(0.6, 0.2, 0.5), (0.8, 0.7, 0.5)]):
+        make_run(str(seed), recall, "method=abe", "method.M=2", f"seed={seed}")
+        folder = tmp_path / str(seed)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics |= {f"learners/{i}/recall@1": one for i, one in enumerate(of_learners)}
+        metrics |= {"learners/mean/recall@1": sum(of_learners) / 2} | ({} if seed else {"test/nmi": 0.5})
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        curve = [{"step": 1, "test/recall@1": 0.1}, {"step": 5, "test/recall@1": recall}]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in curve))
+    (row,) = groups(leaves([tmp_path]))
+    assert row.metrics["gain"] == pytest.approx(((0.6 - 0.35) + (0.8 - 0.6)) / 2)
+    assert "test/nmi" not in row.metrics
+    assert _course(row) == pytest.approx({1: 0.1, 5: 0.7})
+
+
+def test_another_metric_over_what_was_swept_has_its_own_deviation(make_run: MakeRun, tmp_path: Path) -> None:
+    for job, (rate, seed) in enumerate(itertools.product((0.1, 0.2), (0, 1))):
+        make_run(str(job), rate + 0.1 * seed, "method=abe", "method.M=2", f"lr={rate}", f"seed={seed}")
+    (points,) = _swept(groups(leaves([tmp_path])), "learners/mean/recall@1", None)["lr"].values()
+    assert [(one.mean, one.std) for one in points] == [
+        (pytest.approx(rate / 2 + 0.025), pytest.approx(np.std([0, 0.05], ddof=1))) for rate in (0.1, 0.2)
+    ]
 
 
 def test_lines_of_the_picture(make_run: MakeRun, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dml.evaluation.layout import Layout
 from dml.evaluation.metric import declared
 from dml.evaluation.metrics import rank, rank_scores
 from dml.evaluation.protocol import Conventional
-from dml.evaluation.reranking import AlphaQE
+from dml.evaluation.reranking import AlphaQE, KReciprocal
 from dml.evaluation.splits import Split
 from dml.reporting.summary import write_summary
 from dml.runs.collecting import FinishedRun, Group
@@ -116,6 +116,30 @@ def test_the_interval_is_that_of_two_runs_compared() -> None:
         assert [found[f"rerank_gain/{name}"], *ends] == pytest.approx(
             [expected.estimate, expected.low, expected.high], abs=1e-12
         )
+
+
+def test_an_ensemble_is_ranked_again_by_cosines_and_queries_without_a_positive_gain_nothing() -> None:
+    """Learners of unit norm side by side are longer than 1, which is no cosine."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.cat([torch.arange(6).repeat_interleave(9), torch.tensor([6, 6])])
+    points = torch.randn(7, 2, 4, generator=random)[labels] + 0.9 * torch.randn(56, 2, 4, generator=random)
+    embedded = Embedded(F.normalize(points, dim=-1), labels, torch.arange(56))
+    query, gallery = np.append(np.arange(54)[::3], [54, 55]), np.setdiff1d(np.arange(54), np.arange(54)[::3])
+    protocol = Conventional()
+    protocol.rerank = KReciprocal(k1=6, k2=3)
+    found = reranked(protocol, Split(np.arange(0), query, gallery), embedded)
+    flat = embedded.embeddings.flatten(1) / 2**0.5
+    layout = Layout.of(labels[query], labels[gallery])
+    again = rank_scores(protocol.rerank.scores(flat[query], flat[gallery]), layout)
+    plain = rank(flat[query], labels[query], gallery=flat[gallery], gallery_labels=labels[gallery])
+    assert (plain.positives > 0).tolist() == [True] * 18 + [False] * 2
+    assert found["rerank/map@r"] == pytest.approx(again.values["map@r"][:18].mean(), abs=1e-12)
+    expected = over_classes(plain.values["map@r"][:18], again.values["map@r"][:18], labels[query][:18].numpy())
+    ends = [found[f"rerank_gain/map@r/{end}"] for end in ("low", "high")]
+    assert [found["rerank_gain/map@r"], *ends] == pytest.approx(
+        [expected.estimate, expected.low, expected.high], abs=1e-12
+    )
+    assert expected.estimate != 0
 
 
 def test_what_has_no_one_gallery_is_refused(configure: Configure) -> None:

@@ -24,7 +24,7 @@ from dml.configuration.composition import AGAIN, CONF, composed, elsewhere, goin
 from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.launch.job import job
 from dml.launch.locks import HELD, free_place, hold, is_over, turn
-from dml.launch.search import settle_search
+from dml.launch.search import settle_search, told_of_search
 from dml.launch.sweep import NAME_BYTES, Sweep, job_name, job_of_a_sweep, mark_of, remembered
 from dml.process import SWEPT
 from dml.runs.log import read_metrics
@@ -111,6 +111,7 @@ def test_optuna_maximises_and_survives_a_failure(tmp_path: Path) -> None:
     best = OmegaConf.load(tmp_path / "optimization_results.yaml")
     found = {file.parent.name: figures(file.parent) for file in tmp_path.glob("lr=*/metrics.json")}
     assert best.best_value == max(of["best_on_validation/recall@1"] for of in found.values())
+    assert f"Best by recall@1 ({best.best_value:.4f}): lr={best.best_params.lr}" in done.stdout
 
 
 OPTUNA = ["hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "protocol=tuning"]
@@ -238,7 +239,7 @@ class Jobs:
 def of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if a sweep over the seed had begun in this process."""
     monkeypatch.setenv(SWEPT, "seed")
-    fresh = {"folder": tmp_path, "failed": [], "held": None, "crashed": False, "launched": False}
+    fresh = {"folder": tmp_path, "failed": [], "held": None, "crashed": False, "launched": False, "criterion": ""}
     for name, value in fresh.items():
         monkeypatch.setattr(Sweep, name, value)
     return tmp_path
@@ -272,6 +273,37 @@ def test_a_job_in_whose_folder_another_run_lies_leaves_no_mark(
     monkeypatch.setattr("dml.launch.job.job", lambda *_: 1)
     assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
     assert mark_of(of_a_sweep / "seed=1").exists()
+
+
+def test_a_table_that_cannot_be_written_is_told(
+    of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dml.runs.collecting.leaves", lambda folders: ["a run"])
+
+    def full(*_: object, remedy: str) -> None:
+        raise UserError(f"{of_a_sweep} cannot be written (No space left on device): {remedy}.")
+
+    monkeypatch.setattr("dml.reporting.summary.write_summary", full)
+    monkeypatch.setattr(Sweep, "launched", True)
+    with pytest.raises(SystemExit) as left:
+        Sweep.conclude()
+    assert left.value.code == MISTAKE
+    said = f"put that right, then repeat the sweep with paths.sweep_dir={of_a_sweep}."
+    assert capsys.readouterr().err.endswith(f"(No space left on device): {said}\n")
+
+
+def test_a_search_says_what_it_found(of_a_sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.time()
+    assert told_of_search(of_a_sweep, "map@r", began) == ""
+    file = of_a_sweep / "optimization_results.yaml"
+    file.write_text("name: optuna\nbest_params:\n  lr: 0.0015\n  method.M: 4\nbest_value: 0.18941\n")
+    assert (
+        told_of_search(of_a_sweep, "map@r", began - 1) == f"Best by map@r (0.1894): lr=0.0015 method.M=4, see {file}\n"
+    )
+    assert told_of_search(of_a_sweep, "map@r", began + 3600) == ""  # an earlier search's
+    Sweep.launched, Sweep.criterion, Sweep.since = True, "map@r", began - 1
+    Sweep.conclude()
+    assert "Best by map@r (0.1894)" in capsys.readouterr().out
 
 
 def test_a_job_that_a_search_tries_again_may_succeed(of_a_sweep: Path) -> None:

@@ -3,15 +3,20 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from dml.evaluation.calibration import Calibration
 from dml.evaluation.pairs import Pairs
+from dml.figures.pairs import roc_and_calibration
 from dml.inference.export import export
+from dml.inference.threshold import choose
 from dml.methods.base import Method
 from tests.conftest import TINY
 from tests.runs import embed_images, photographs, save_run
@@ -111,6 +116,44 @@ def test_distractors_are_no_class(run_of: Callable[..., Path], tmp_path: Path, c
     assert content["pairs_of_one_class"] == 6 * 3
     assert content["pairs_of_two_classes"] == 18 * 17 // 2 - 18
     assert content["classes"] == 6
+
+
+def test_the_picture_has_each_part_s_curve_from_the_largest_threshold_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step to the next point holds the rate of the threshold before: the other way round it would flatter."""
+    drawn: list[tuple[Any, ...]] = []
+
+    def kept(*given: Any) -> Figure:
+        drawn.append(given)
+        return roc_and_calibration(*given)
+
+    random, points, labels = np.random.default_rng(0), {}, {}
+    for part, count, apart in (("test", 90, 1.0), ("validation", 40, 3.0)):
+        labels[part] = np.arange(count) % 5
+        points[part] = np.round(random.normal(size=(count, 4)) + apart * random.normal(size=(5, 4))[labels[part]])
+    trained = SimpleNamespace(digest=lambda: "weights", checkpoint=Path("last.ckpt"), step=7)
+    images = SimpleNamespace(split=SimpleNamespace(monitor="validation"))
+    monkeypatch.setattr("dml.inference.threshold.roc_and_calibration", kept)
+    monkeypatch.setattr("dml.inference.threshold.Trained", SimpleNamespace(of=lambda *_: trained))
+    monkeypatch.setattr("dml.inference.threshold.Tested", SimpleNamespace(of=lambda _: images))
+    monkeypatch.setattr("dml.inference.threshold._pairs", lambda _, __, part, ___: Pairs(points[part], labels[part]))
+    content = choose(tmp_path, 0.1)
+    ((curves, chosen, _, least),) = drawn
+    assert list(curves) == ["validation", "test"]
+    for part, (fmr, fnmr) in curves.items():
+        similar = points[part] @ points[part].T
+        later, same = np.triu(np.ones_like(similar, bool), 1), labels[part][:, None] == labels[part]
+        rates = [
+            (np.mean(similar[later & ~same] >= one), np.mean(similar[later & same] < one))
+            for one in (np.inf, *np.unique(similar[later])[::-1])
+        ]
+        assert np.stack([fmr, fnmr], axis=1) == pytest.approx(np.array(rates), abs=1e-12)
+        match = similar >= content["threshold"]
+        of_part = match[later & ~same].mean(), (~match[later & same]).mean()
+        assert (chosen == pytest.approx(of_part, abs=1e-12)) == (part == "test")
+    assert least == 1 / (later & ~same).sum()
+    assert [point["asked"] for point in content["operating_points"]] == [0.1, 0.01, 0.001]  # the test resolves 1/3240
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ def difference(low: float, high: float, row: str = "one", metric: str = "recall@
         (-0.01, 0.01, "below", "is open"),
         (0.0, 0.02, "above", "is open"),
         (-0.02, 0.0, "below", "is open"),
+        (-0.02, 0.0, "above", "is open"),
+        (0.0, 0.02, "below", "is open"),
     ],
 )
 def test_it_goes_by_the_whole_interval(low: float, high: float, expected: str, said: str) -> None:

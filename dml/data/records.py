@@ -184,7 +184,10 @@ class Records:
             UnreadableImage: the image cannot be read; the message names the file.
         """
         try:
-            return self.open_image(row)
+            found = self.open_image(row)
+            if not isinstance(found, Image.Image):
+                raise TypeError(f"open_image returns {type(found).__name__}, and no image of PIL")
+            return found
         except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error and more
             raise UnreadableImage(
                 f"the image {self.paths[row]} cannot be read ({reason(error)}): repair it, or remove it and start again"

@@ -140,7 +140,7 @@ def rank(
 
     Raises:
         UserError: shapes do not fit, labels are not whole numbers, the embeddings hold NaN or infinity, one of
-            `gallery` and `gallery_labels` is missing, or `block` is below 1.
+            `gallery` and `gallery_labels` is missing, `block` is below 1, or a metric is no number for some query.
     """
     block = block if block is None else as_number(block, "block")
     queries, items, layout = _laid_out(embeddings, labels, gallery, gallery_labels)
@@ -176,7 +176,7 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
         layout: of the labels of queries and gallery.
 
     Raises:
-        UserError: a score is NaN.
+        UserError: a score is NaN, or a metric is no number for some query.
     """
     best = torch.zeros_like(layout.positives)
     values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in of_queries()}
@@ -193,9 +193,9 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
 
 
 def _of_rows(name: str, found: object, positives: Tensor) -> Tensor:
-    """Returns what a metric's `of_query` gave for queries `[b]`. Raises UserError if it is not a number for each."""
+    """Returns what a metric's `of_query` gave for queries, `[b]` float64. Raises UserError unless each has a number."""
     if isinstance(found, Tensor) and found.shape == positives.shape:
-        return found
+        return found.double()
     said = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
     raise UserError(
         f"of_query of the metric {name} returns {said} for {len(positives)} queries: return [b], a number for each."

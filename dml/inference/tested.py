@@ -72,12 +72,12 @@ class Tested:
         return cls(records, protocol.split(records), protocol)
 
     def rows(self, part: EvaluatedPart) -> np.ndarray | None:
-        """Returns the rows of the records of one part: queries and gallery of the test, or the validation images. None
-        if the protocol has no validation images."""
+        """Returns the rows of the records of one part, ascending: queries and gallery of the test, or the validation
+        images. None if the protocol has no validation images."""
         if part == "validation":
-            return self.split.validation
+            return None if self.split.validation is None else np.sort(self.split.validation)
         split = self.split
-        return split.query if split.gallery is None else np.union1d(split.query, split.gallery)
+        return np.sort(split.query) if split.gallery is None else np.union1d(split.query, split.gallery)
 
     def embed(self, trained: Trained, rows: np.ndarray, batch_size: int) -> Tensor:
         """Embeds rows `[n]`: returns `[n,D]` float32 of unit norm. Raises UserError if an image cannot be read."""

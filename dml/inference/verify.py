@@ -199,6 +199,7 @@ def _again(
     arithmetic = trained.config.trainer
     allowed = ROUNDED if "16" in str(arithmetic.precision) or arithmetic.matmul != "highest" else COSINE
     differences, moved, of_ranking = [], 0, {}
+    counted = len(split.query)
     if queries is None and protocol.ranking(split, embedded) is not None:
         differences.append(f"{QUERIES}, the ranks of the queries, is missing")
     if queries is not None:
@@ -206,6 +207,7 @@ def _again(
         gallery = None if split.gallery is None else embedded.take(split.gallery)
         ranking = protocol.ranking(split, embedded)
         assert ranking is not None
+        counted = max(int((ranking.positives > 0).sum()), 1)  # means leave the other queries out
         if len(queries.best_rank) != len(ranking.best_rank):
             return [f"{QUERIES} has {len(queries.best_rank)} queries, but the data has {len(ranking.best_rank)}"], ""
         low, high = rank_bounds(
@@ -232,7 +234,7 @@ def _again(
     compared = {name: abs(value - metrics[name]) for name, value in scores.items() if name in metrics}
     if not compared:
         differences.append("metrics.json has none of the figures that a test gives")
-    wrong_figures = sorted(name for name, apart in compared.items() if not apart <= _allowed(name, len(split.query)))
+    wrong_figures = sorted(name for name, apart in compared.items() if not apart <= _allowed(name, counted))
     if wrong_figures:
         name = wrong_figures[0]
         differences.append(
@@ -245,7 +247,7 @@ def _again(
 
 
 def _allowed(name: str, queries: int) -> float:
-    """Returns how far a figure may be off because of rounding, with this number of queries."""
+    """Returns how far a figure may be off because of rounding, with this number of queries that have a positive."""
     means = any(part.startswith("recall@") or part in of_a_query() for part in name.split("/"))
     return max(FIGURE, QUERIES_OFF / queries) if means else FIGURE
 

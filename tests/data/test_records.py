@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,38 @@ def test_subset_renumbers_classes_and_opens_the_right_images() -> None:
 def test_what_no_dataset_may_be(labels: list[int], roles: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         records(labels, roles)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"labels": np.array([0, 1])}, r"some has labels of shape \[2\] for 3 images: give \[3\]"),
+        ({"roles": np.array(["train"] * 4)}, r"some has roles of shape \[4\] for 3 images: give \[3\]"),
+        ({"labels": [0, 0, 1]}, "some has labels of type list: give an array of int64"),
+        ({"labels": np.array([0.0, 0, 1])}, "some has labels of type float64: give an array of int64"),
+        ({"labels": np.array([1, 1, 2])}, "some has labels from 1 to 2, but 2 class names: number classes from 0"),
+        ({"labels": np.array([0, 0, -1])}, "some has labels from -1 to 0, but 2 class names: number classes from 0"),
+        (
+            {"roles": np.array(["train", "train", "val"])},
+            "some has the role 'val': roles are train, test, query, gallery",
+        ),
+        ({"boxes": np.zeros((3, 2))}, r"some has boxes of shape \[3, 2\] for 3 images: give \[3, 4\]"),
+        ({"cameras": np.zeros(1, np.int64)}, r"some has cameras of shape \[1\] for 3 images"),
+    ],
+)
+def test_what_a_data_set_of_one_s_own_may_return_wrong(change: dict[str, Any], sentence: str) -> None:
+    parts = {"labels": np.array([0, 0, 1]), "roles": np.array(["train", "train", "test"])} | change
+    paths = Paths.of(f"{i}.png" for i in range(3))
+    with pytest.raises(UserError, match=sentence):
+        Records("some", paths, class_names=["a", "b"], open_image=grey, **parts)
+
+
+def test_what_is_no_image_is_named() -> None:
+    opener: Any = lambda row: np.zeros((4, 4, 3))  # noqa: E731
+    with pytest.raises(
+        UnreadableImage, match=r"0\.png cannot be read \(.*open_image returns ndarray, and no image of PIL"
+    ):
+        records([0, 0, 1], ["train", "train", "test"], opener).image(0)
 
 
 def test_an_image_that_does_not_open_is_named() -> None:

@@ -60,8 +60,17 @@ def test_all_points_are_clustered(monkeypatch):
             given.update(options)
             super().__init__(d, k, **options)
 
+        def train(self, x):
+            trained.append(x)
+            return super().train(x)
+
+    trained = []
     monkeypatch.setattr(faiss, "Kmeans", Spied)
-    kmeans(np.random.default_rng(0).standard_normal((700, 4)), 2, seed=7)
+    points = np.random.default_rng(0).standard_normal((700, 4)).round()
+    kmeans(points, 2, seed=7)
+    counts = [np.unique(one, axis=0, return_counts=True)[1].tolist() for one in (points, trained[0])]
+    assert counts[0] == counts[1]  # equal points pull on a centroid each
+    assert max(counts[0]) > 10
     expected = {"niter": 20, "seed": 7, "min_points_per_centroid": 1, "max_points_per_centroid": 700}
     assert given == expected
 

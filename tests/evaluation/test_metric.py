@@ -17,8 +17,9 @@ from dml.errors import UserError
 from dml.evaluation import metric as declarations
 from dml.evaluation.evaluator import Embedded, score
 from dml.evaluation.identities import AcrossCameras, OneImageGallery
+from dml.evaluation.layout import Layout
 from dml.evaluation.metric import METRICS, Metric, declared, metric
-from dml.evaluation.metrics import evaluate, rank
+from dml.evaluation.metrics import evaluate, rank, rank_scores
 from dml.evaluation.protocol import MLRC, Conventional, RandomClassSplit
 from dml.evaluation.splits import Split
 from dml.reporting.table import cells, columns, print_table
@@ -59,6 +60,40 @@ def one_more(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("dml.analysis.comparison.METRICS", (*METRICS, new))
     monkeypatch.setitem(declarations._BY_NAME, new.name, new)
     return new.name
+
+
+@pytest.mark.parametrize(
+    ("of_query", "said"),
+    [
+        (
+            lambda ranks, count: (ranks <= 2).sum(1) / (count > 5),
+            "returns NaN or infinity for 24 queries: return a number",
+        ),
+        (lambda ranks, count: None, r"returns NoneType for \d+ queries: return \[b\], a number for each"),
+        (lambda ranks, count: ranks[:, :1], r"returns a tensor of shape \[24, 1\] for 24 queries: return \[b\]"),
+        (lambda ranks, count: ranks.sum(), r"returns a tensor of shape \[\] for 24 queries"),
+    ],
+)
+def test_a_metric_that_gives_no_number_for_each_query_is_told(
+    monkeypatch: pytest.MonkeyPatch, of_query: Callable[..., torch.Tensor], said: str
+) -> None:
+    """Before the first step, and not by a metrics.json that no command reads."""
+    new = Metric("mine", "mine", per_learner=True, of_query=of_query)
+    monkeypatch.setattr(declarations, "METRICS", (*METRICS, new))
+    given = embedded()
+    points = given.embeddings.flatten(1)
+    with pytest.raises(UserError, match=f"of_query of the metric mine {said}"):
+        rank(points, given.labels)
+    layout = Layout.of(given.labels, None)
+    with pytest.raises(UserError, match=f"of_query of the metric mine {said}"):
+        rank_scores(lambda at: points[at] @ points.T, layout)
+
+
+def test_a_metric_may_be_nan_for_a_query_without_a_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Metric("mine", "mine", per_learner=True, of_query=lambda ranks, count: 1 / (count > 0) / (count > 0) - 1)
+    monkeypatch.setattr(declarations, "METRICS", (*METRICS, new))
+    labels = torch.tensor([0, 0, 1])
+    assert evaluate(torch.rand(3, 4), labels)["mine"] == 0
 
 
 def test_a_new_metric_stands_in_every_table(one_more: str, tmp_path: Path) -> None:

@@ -186,6 +186,25 @@ def test_calibration_is_that_of_a_regression_on_all_pairs() -> None:
     assert apart > 0.005
 
 
+def test_reliability_is_that_of_a_loop_over_pairs_whose_bands_count_by_their_weight() -> None:
+    points, labels = coarse(60, 6, 6)
+    cost, bands = 0.0, np.zeros((10, 3))  # weight, weighted prediction, weight of pairs of one class
+    for one_class, similarities in enumerate(held(points, labels)):
+        for similarity in similarities.astype(np.float32):
+            bits = similarity.view(np.int32)  # the middle of its bin, of values that share their upper bits
+            middle = float((bits & ~0xFFF | (0x7FF if bits < 0 else 0x800)).view(np.float32))
+            predicted = 1 / (1 + np.exp(1 - 0.5 * middle))
+            cost -= np.log2(predicted if one_class else 1 - predicted) / 2 / len(similarities)
+            bands[int(predicted * 10)] += np.array([1, predicted, one_class]) / 2 / len(similarities)
+    found = Calibration(0.5, -1.0).on(Pairs(points, labels))
+    weight, predicted, ours = bands[bands[:, 0] > 0].T
+    assert found.cllr == pytest.approx(cost, abs=1e-9)
+    assert found.share == pytest.approx(weight, abs=1e-9)
+    assert found.predicted == pytest.approx(predicted / weight, abs=1e-9)
+    assert found.observed == pytest.approx(ours / weight, abs=1e-9)
+    assert found.error == pytest.approx(np.abs(predicted - ours).sum(), abs=1e-9)
+
+
 def test_calibration_of_kinds_that_hardly_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against Newton's method without a penalty."""
     draws = np.random.default_rng(0)

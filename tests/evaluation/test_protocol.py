@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,24 @@ def test_folds(classes: int, arithmetic: str) -> None:
         validated += held
     expected = range(classes if arithmetic == "linspace" else classes // 4 * 4)
     assert sorted(validated) == list(expected)
+
+
+def test_a_random_split_is_drawn_by_the_protocol_s_seed_and_its_number_in_this_order() -> None:
+    """Runs of another version met the same splits: recorded figures are of them."""
+    data = records(9)
+    for seed, number in ((0, 1), (1, 0)):
+        split = RandomClassSplit(seed=seed, split=number).split(data)
+        order = np.random.default_rng([seed, number]).permutation(9)
+        assert np.unique(data.labels[split.train]).tolist() == sorted(order[:5].tolist())
+
+
+def test_one_image_galleries_are_drawn_from_queries_and_gallery_together() -> None:
+    data = records(4)
+    tested = data.query_rows
+    roles = data.roles.astype("<U7")
+    roles[tested] = np.where(np.arange(len(tested)) % 3, "query", "gallery")
+    split = OneImageGallery().split(replace(data, roles=roles))
+    assert (split.query.tolist(), split.gallery) == (tested.tolist(), None)
 
 
 def folds_of(classes: int) -> list[list[int]]:

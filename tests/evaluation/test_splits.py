@@ -64,6 +64,11 @@ TWICE = [f"images/{i}.png" for i in (*range(11), 4)]
         (Split(TRAIN, QUERY, rows(8, 8)), "is twice as gallery"),
         (Split(rows(), QUERY, None), "has no images as training"),
         (Split(TRAIN, rows(), None), "has no images as queries"),
+        (
+            Split(np.arange(12) < 4, QUERY, None),
+            r"has an array of bool and shape \[12\] as training: it has to hold the numbers of rows, as",
+        ),
+        (Split(rows(0, 1), QUERY[None], None), r"has an array of int64 and shape \[1, 4\] as queries"),
         (Split(TRAIN, rows(12), None), "has a row as queries that is none of its 12 images"),
         (Split(TRAIN, rows(4, 6), None), "has no image as queries with another one of its class to find"),
         (Split(TRAIN, rows(4, 5), rows(10, 11)), "has no image as queries with another one of its class to find"),
@@ -141,6 +146,8 @@ def test_what_was_searched_is_told_by_the_scores(tmp_path: Path) -> None:
     splits = Split(TRAIN, QUERY, GALLERY[:-1]), Split(TRAIN, QUERY, GALLERY, cameras=np.arange(12))
     others = {gallery("a", split) for split in splits}
     assert len(others | {whole}) == 3
+    cameras = np.where(np.arange(12) < 8, 20, np.arange(12))  # the queries' alone are others
+    assert gallery("a", Split(TRAIN, QUERY, GALLERY, cameras=cameras)) not in others
 
 
 def test_a_run_of_a_wrong_protocol_does_not_start(

@@ -122,6 +122,17 @@ def test_what_is_shared_and_what_is_not(method_of: MethodOf) -> None:
     assert not any(torch.equal(p, q) for p, q in zip(*(s.parameters() for s in tails.spatials), strict=True) if p.any())
 
 
+def test_every_tail_but_the_first_starts_with_noise_of_its_own(method_of: MethodOf) -> None:
+    first, *others = method_of("method=mtails", "method.M=3", "method.perturbation=0.1").spatials
+    kept = torch.cat([weight.detach().flatten() for weight in first.parameters()])
+    noise = [torch.cat([weight.detach().flatten() for weight in one.parameters()])[kept != 0] for one in others]
+    noise = [one / kept[kept != 0] - 1 for one in noise]
+    for one in noise:
+        assert abs(float(one.mean())) < 0.01
+        assert float(one.std()) == pytest.approx(0.1, rel=0.1)
+    assert abs(float(torch.corrcoef(torch.stack(noise))[0, 1])) < 0.1
+
+
 def distance_between_learners(method: Method) -> float:
     """After five steps from equal or nearly equal tails."""
     images, labels = torch.rand(8, 3, 32, 32), torch.arange(4).repeat(2)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dml.losses import functional
+from dml.methods.abe import ABE
 from dml.methods.balance import MOST, STEPS, Balance, ratios
 from dml.methods.base import Method, Output
 from tests.conftest import loss_of
@@ -118,6 +119,17 @@ def test_it_follows_the_first_steps_and_stays() -> None:
     assert all(torch.equal(before[name], value) for name, value in balance.state_dict().items())
     assert balance.figures(STEPS) == {"side/weight": float(balance.weight)}
     assert not balance.figures(STEPS + 1)
+
+
+def test_abe_measures_in_its_first_ten_steps_and_no_other(method_of: MethodOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = method_of("method=abe", "method.M=3", "head.dim=24", "loss=abe_contrastive")
+    measured = []
+    for step in (0, 9, 10):
+        monkeypatch.setattr(ABE, "global_step", step)
+        before = float(method.balance.metric)
+        method.objective(Output(torch.randn(8, 3, 8, requires_grad=True)), BATCH)
+        measured.append(float(method.balance.metric) > before)
+    assert measured == [True, True, False]
 
 
 def test_a_satisfied_side_loss_is_not_enlarged_without_end() -> None:

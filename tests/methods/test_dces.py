@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dml.errors import UserError
 from dml.evaluation import collecting
 from dml.evaluation.clustering import kmeans
 from dml.methods.base import Batch, Method, Output
-from dml.methods.clusters import match_clusters, negative_distances, overlaps
+from dml.methods.clusters import Remembered, blind_grouping, match_clusters, negative_distances, overlaps
 from dml.methods.dces import DCES
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
@@ -399,6 +400,39 @@ def grouping(config: DictConfig) -> list[int]:
     found = method._blind_grouping(0)
     assert found is not None
     return found.tolist()
+
+
+def test_a_class_belongs_to_the_run_that_its_middle_image_lies_in() -> None:
+    """Classes of unequal sizes, an image at a time."""
+    sizes = [4, 6, 2, 1, 1, 9, 1]  # of 24 images in 3 runs of 8
+    labels = np.array([c for c, size in enumerate(sizes) for _ in range(size)])
+    expected = []
+    for c, size in enumerate(sizes):
+        middle = sum(sizes[:c]) + size / 2
+        expected += [next(run for run in range(3) if middle < 8 * (run + 1))] * size
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    found = blind_grouping("labels", 3, labels[shuffled], [0])
+    assert found.tolist() == np.array(expected)[shuffled].tolist()
+    assert expected != [next(run for run in range(3) if sum(sizes[:c]) < 8 * (run + 1)) for c in labels]
+
+
+def test_an_image_that_occurs_twice_is_remembered_as_it_was_last() -> None:
+    memory = Remembered(np.array([2, 5, 9]), torch.zeros(3, 2))
+    memory.update(torch.tensor([9, 5, 9, 5, 9]), torch.arange(10.0).view(5, 2))
+    assert memory.embeddings.tolist() == [[0, 0], [6, 7], [8, 9]]
+
+
+def test_every_clustering_of_every_seed_draws_its_own_first_centres(
+    method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, seeds = method_of("method=dces"), []
+    monkeypatch.setattr("dml.methods.dces.kmeans", lambda points, k, seed: seeds.append(seed) or np.arange(4) % k)
+    monkeypatch.setattr(DCES, "trainer", SimpleNamespace(is_global_zero=True))
+    for seed, step in ((0, 0), (0, 4), (1, 0), (0, 0)):
+        method.sampler = SimpleNamespace(seed=seed)
+        method._cluster(np.zeros((4, 2), np.float32), step)
+    assert seeds[0] == seeds[3]
+    assert len(set(seeds)) == 3
 
 
 @pytest.mark.slow

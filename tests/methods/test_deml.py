@@ -267,6 +267,20 @@ def test_playing_moves_learners_apart_and_never_ends() -> None:
     assert 0.01 * functional.discrepancy(fixed).item() < functional.discrepancy(net(fixed)).item() < 0.9 * start
 
 
+def test_an_adversary_is_orthogonal_columns_and_a_leaky_relu() -> None:
+    """Its columns are those of Gram and Schmidt, with the sign of the weight that they come from."""
+    torch.manual_seed(0)
+    net, embeddings = Adversary(3, 5), torch.randn(4, 2, 3)
+    columns: list[torch.Tensor] = []
+    for column in net.weight.detach().T:
+        rest = column - sum(((column @ other) * other for other in columns), torch.zeros(5))
+        columns.append(rest / rest.norm())
+    torch.testing.assert_close(net.layer(), torch.stack(columns, dim=1), rtol=1e-4, atol=1e-5)
+    outputs = embeddings @ torch.stack(columns)
+    torch.testing.assert_close(net(embeddings), torch.where(outputs > 0, outputs, outputs / 10), rtol=1e-4, atol=1e-5)
+    assert (net(embeddings) < 0).any()
+
+
 def test_hinge_is_the_released_codes(method_of: MethodOf) -> None:
     method = deml(
         method_of, "method.adversary=hinge", "method.I=2", "method.J=2", "method.lambda_adv=0.2", "method.balance=false"

@@ -339,6 +339,22 @@ def test_a_batch_of_one_class_is_told(configure: Configure) -> None:
         train.run(configure(*SMALL, "sampler.batch_size=4", "sampler.m=4", "loss=proxy_anchor"), [])
 
 
+def test_the_wait_for_prototypes_goes_on_from_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml.models.gsp.SEEDS", 24)
+
+    def made() -> GeneralizedSumPool:
+        return GeneralizedSumPool(4, m=5, init="kcenter", init_steps=3).train()
+
+    whole, resumed = made(), made()
+    for step, batch in enumerate(torch.randn(4, 8, 4, 3, 3, generator=torch.Generator().manual_seed(0))):
+        whole(batch)
+        resumed(batch)
+        state, resumed = resumed.state_dict(), made()
+        resumed.load_state_dict(state)
+        assert resumed.waiting == whole.waiting == (step < 3)
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
+
+
 def test_resting_parameters(method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the warm-up the backbone gets no gradient at all: not even weight decay moves it."""
     method = method_of("method=gsp", "loss=proxy_anchor")

@@ -84,6 +84,39 @@ def test_a_loss_gets_what_it_names_and_returns_named_terms(method_of: Callable[.
     torch.testing.assert_close(raw.grad, raw.detach() / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "returned", "said"),
+    [
+        (
+            "learners",
+            torch.zeros(4, 1, 24),
+            r"learners\(\) of ABE returns Tensor: it has to return Output\(raw\), \[B,L,d\]",
+        ),
+        ("learners", None, r"learners\(\) of ABE returns NoneType"),
+        ("objective", None, r"objective\(\) of ABE returns NoneType: it has to return a scalar, or named scalars"),
+        ("objective", {}, r"objective\(\) of ABE returns no terms"),
+        ("objective", torch.zeros(3), r"objective\(\) of ABE returns a tensor of shape \[3\]"),
+        ("objective", {"metric": 0.5}, r"objective\(\) of ABE returns float"),
+        ("new_modules", nn.Linear(2, 2), r"new_modules\(\) of ABE returns Linear: it has to return several modules"),
+        ("new_modules", None, r"new_modules\(\) of ABE returns NoneType"),
+    ],
+)
+def test_what_a_method_of_one_s_own_may_return_wrong(
+    method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch, name: str, returned: object, said: str
+) -> None:
+    method = method_of("method=abe")
+    monkeypatch.setattr(method, name, lambda *_: returned)
+    batch = torch.rand(4, 3, 32, 32), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(UserError, match=said):
+        method.optimizer_alone() if name == "new_modules" else loss_of(method, *batch)
+
+
+def test_an_objective_may_be_one_scalar(method_of: Callable[..., Method], monkeypatch: pytest.MonkeyPatch) -> None:
+    method = method_of("method=abe")
+    monkeypatch.setattr(method, "objective", lambda output, batch: output.raw.square().sum())
+    assert loss_of(method, torch.rand(4, 3, 32, 32), torch.tensor([0, 0, 1, 1])) > 0
+
+
 def test_the_ensemble_is_of_unit_norm_and_knows_its_raw_norm() -> None:
     raw = torch.randn(5, 3, 4)
     embeddings, norms = Output(raw).ensemble()

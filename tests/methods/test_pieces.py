@@ -23,6 +23,7 @@ from dml.methods.dces import DCES, Schedule
 from dml.methods.output import Output
 from dml.methods.pieces import embed_in_pieces
 from dml.models.gsp import GeneralizedSumPool
+from dml.models.heads import LearnsLater
 from dml.runs.folder import RunFolder
 from dml.runs.log import read_metrics
 from dml.training import run as train
@@ -202,6 +203,41 @@ def test_the_second_pass_draws_what_the_first_drew() -> None:
         # The last piece comes first in the backward pass.
         assert network.passes == [5, 5, 5, 1] + ([] if by_hand else [1, 5, 5, 5])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+class Awaits(LearnsLater):
+    """Waits for ever, and notes what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.shown = nn.Parameter(torch.zeros(())), []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.weight
+
+    def resting(self) -> list[nn.Parameter]:
+        return [self.weight]
+
+    def summary(self, inputs: Tensor) -> Tensor:
+        return inputs.detach()
+
+    def look(self, seen: Tensor) -> None:
+        self.shown.append(len(seen))
+
+
+def test_what_waiting_modules_are_shown_changes_no_draw() -> None:
+    found = []
+    for waiting in (False, True):
+        awaits = Awaits()
+
+        def learners(images: Tensor, awaits: Awaits = awaits) -> Output:
+            return Output(torch.nn.functional.dropout(awaits(images.flatten(1)), 0.5)[:, None])
+
+        torch.manual_seed(3)
+        output = embed_in_pieces(learners, drawn(0), 5, [awaits] if waiting else [])
+        found.append([output.raw.detach(), torch.rand(3)])
+        assert awaits.shown == ([BATCH] if waiting else [])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 class Keeps(torch.autograd.Function):

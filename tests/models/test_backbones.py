@@ -594,6 +594,26 @@ def test_caffe_normalization() -> None:
     torch.testing.assert_close(bgr, torch.tensor([0 - 104, 127.5 - 117, 255 - 123]))
 
 
+def test_networks_subtract_the_means_that_their_files_come_with() -> None:
+    """Of B, G, R in 0..255: bvlc_googlenet's train_val.prototxt, and Cadene's settings of bn_inception."""
+    grey = torch.full((1, 3, 1, 1), 1 / 255)
+    for backbone, means in ((googlenet_v1(), [104, 117, 123]), (bn_inception(), [104, 117, 128])):
+        torch.testing.assert_close(backbone.normalize(grey).flatten(), 1 - torch.tensor(means, dtype=torch.float32))
+
+
+def test_resnet20_starts_as_its_paper_does_and_sees_cifars_colours() -> None:
+    """Weights of the standard deviation that He et al. (2015) give for the backward pass."""
+    torch.manual_seed(0)
+    backbone = resnet20()
+    weight = backbone.get_submodule("stages.layer3_0.conv1").weight.detach()
+    assert tuple(weight.shape[:2]) == (64, 32)
+    assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    # Of CIFAR-100's training images, by channel in 0..255, as published with many networks for it.
+    mean, deviation = torch.tensor([129.3, 124.1, 112.4]) / 255, torch.tensor([68.2, 65.4, 70.4]) / 255
+    seen = backbone.normalize(torch.stack([mean, mean + deviation])[:, :, None, None])[:, :, 0, 0]
+    torch.testing.assert_close(seen, torch.tensor([[0.0] * 3, [1.0] * 3]), rtol=0, atol=0.01)
+
+
 def test_googlenet_v1_starts_as_caffe_does() -> None:
     """Xavier filler: uniform in +-sqrt(3 / fan_in); bias 0.2."""
     stage = googlenet_v1().get_submodule("stages.conv3.3x3")

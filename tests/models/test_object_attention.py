@@ -189,3 +189,7 @@ def test_channel_attention_is_the_formula() -> None:
     for b in range(2):
         weights = torch.sigmoid(second @ torch.relu(first @ maps[b].mean((1, 2))))
         torch.testing.assert_close(cam(maps)[b], maps[b] * weights[:, None, None])
+
+
+def test_channel_attention_is_as_wide_as_section_3_2_says() -> None:
+    assert [tuple(weight.shape) for weight in ChannelAttention(480).parameters()] == [(64, 480), (480, 64)]

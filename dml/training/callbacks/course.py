@@ -40,7 +40,8 @@ class Course(Callback):
 
     def evaluations_after(self, step: int) -> int:
         """Returns how many evaluations are still to come after a step."""
-        return self.last_step // self.every - step // self.every + (self.last_step % self.every > 0)
+        at_the_end = step < self.last_step and self.last_step % self.every > 0
+        return self.last_step // self.every - step // self.every + at_the_end
 
     def saves(self, step: int) -> bool:
         return self.told or self.evaluates(step) or step % self.checkpoint_every == 0
