@@ -34,7 +34,8 @@ def rank_said() -> str:
 MISTAKE, INTERRUPTED, CTRL_C, UNREAD = 2, 75, 130, 141  # exit codes; 75 is EX_TEMPFAIL, 141 that of SIGPIPE
 
 OUT_OF_MEMORY = re.compile(
-    "allocate memory|out of memory|STATUS_ALLOC_FAILED|could not create a (primitive|memory object)"  # the last: oneDNN
+    "allocate memory|out of memory|STATUS_ALLOC_FAILED"
+    "|could not create a (primitive(?! descriptor)|memory object)"  # oneDNN
 )
 
 

@@ -120,7 +120,8 @@ NVIDIA, DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/dev")
 def _gpus() -> list[str]:
     """Returns the GPUs by the names that CUDA_VISIBLE_DEVICES takes, without the slow import of torch.
 
-    A container may list GPUs that it was not given: those have no device file.
+    A container may list GPUs that it was not given: those have no device file. Right after a start of the machine none
+    may have one.
     """
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in named.split(",") if name]
@@ -129,7 +130,8 @@ def _gpus() -> list[str]:
     except OSError:
         return []
     minors = [number for one in told for number in re.findall(r"^Device Minor:\s*(\d+)", one, re.MULTILINE)]
-    return [str(place) for place in range(sum((DEVICES / f"nvidia{minor}").exists() for minor in minors))]
+    given = [minor for minor in minors if (DEVICES / f"nvidia{minor}").exists()]
+    return [str(place) for place in range(len(given or minors))]
 
 
 def end_with_parent() -> None:

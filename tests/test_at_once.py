@@ -152,6 +152,7 @@ def test_the_share_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         information = tmp_path / "gpus" / f"0000:0{minor}:00.0" / "information"
         information.parent.mkdir(parents=True)
         information.write_text(f"Model: \t\t NVIDIA H200\nBus Type: \t PCIe\nDevice Minor: \t {minor}\n")
+    assert share_of_the_machine(2, 8)["CUDA_VISIBLE_DEVICES"] == "2"  # no file was made yet
     (tmp_path / "nvidia6").touch()
     assert "CUDA_VISIBLE_DEVICES" not in share_of_the_machine(1, 8)  # one was given to this container
     (tmp_path / "nvidia5").touch()

@@ -24,8 +24,8 @@ from dml.configuration.composition import AGAIN, CONF, composed, elsewhere, goin
 from dml.errors import INTERRUPTED, MISTAKE, UserError
 from dml.launch.job import job
 from dml.launch.locks import HELD, free_place, hold, is_over, turn
-from dml.launch.search import settle_search, told_of_search
-from dml.launch.sweep import NAME_BYTES, Sweep, job_name, job_of_a_sweep, mark_of, remembered
+from dml.launch.search import settle_search, told_of_search, when_found
+from dml.launch.sweep import NAME_BYTES, Sweep, job_name, job_of_a_sweep, remembered
 from dml.process import SWEPT
 from dml.runs.log import read_metrics
 from dml.training.build import build_method
@@ -239,7 +239,15 @@ class Jobs:
 def of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if a sweep over the seed had begun in this process."""
     monkeypatch.setenv(SWEPT, "seed")
-    fresh = {"folder": tmp_path, "failed": [], "held": None, "crashed": False, "launched": False, "criterion": ""}
+    fresh = {
+        "folder": tmp_path,
+        "failed": [],
+        "held": None,
+        "crashed": False,
+        "launched": False,
+        "criterion": "",
+        "before": 0,
+    }
     for name, value in fresh.items():
         monkeypatch.setattr(Sweep, name, value)
     return tmp_path
@@ -253,26 +261,9 @@ def test_a_failure_is_remembered_without_any_file(of_a_sweep: Path, capsys: pyte
     with pytest.raises(SystemExit) as left:
         Sweep.conclude()
     assert left.value.code == 1
-    assert f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed. Repeat the sweep with" in capsys.readouterr().err
-
-
-def test_a_job_in_whose_folder_another_run_lies_leaves_no_mark(
-    of_a_sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = {"sweep": {"dir": str(of_a_sweep)}, "launcher": {"_target_": "a.BasicLauncher"}}
-    monkeypatch.setattr("dml.launch.sweep.HydraConfig.get", lambda: OmegaConf.create(told))
-    (of_a_sweep / "seed=1").mkdir()
-    (of_a_sweep / "seed=1" / "metrics.json").write_text("{}")
-    monkeypatch.setattr("dml.launch.job.job", lambda *_: MISTAKE)
-    assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
-    assert not mark_of(of_a_sweep / "seed=1").exists()
-    remembered(Jobs.launch)(Jobs(), [["seed=1"]], initial_job_idx=0)
-    with pytest.raises(SystemExit):
-        Sweep.conclude()
-    assert "hold runs with other options: name another folder with paths.sweep_dir=FOLDER" in capsys.readouterr().err
-    monkeypatch.setattr("dml.launch.job.job", lambda *_: 1)
-    assert job_of_a_sweep(OmegaConf.create(), ["seed=1"]) is None
-    assert mark_of(of_a_sweep / "seed=1").exists()
+    assert (
+        f"Failed: {of_a_sweep / 'seed=1'}\n1 of the jobs failed. Put that right, then repeat" in capsys.readouterr().err
+    )
 
 
 def test_a_table_that_cannot_be_written_is_told(
@@ -293,15 +284,13 @@ def test_a_table_that_cannot_be_written_is_told(
 
 
 def test_a_search_says_what_it_found(of_a_sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    began = time.time()
-    assert told_of_search(of_a_sweep, "map@r", began) == ""
+    assert told_of_search(of_a_sweep, "map@r", when_found(of_a_sweep)) == ""
     file = of_a_sweep / "optimization_results.yaml"
-    file.write_text("name: optuna\nbest_params:\n  lr: 0.0015\n  method.M: 4\nbest_value: 0.18941\n")
-    assert (
-        told_of_search(of_a_sweep, "map@r", began - 1) == f"Best by map@r (0.1894): lr=0.0015 method.M=4, see {file}\n"
-    )
-    assert told_of_search(of_a_sweep, "map@r", began + 3600) == ""  # an earlier search's
-    Sweep.launched, Sweep.criterion, Sweep.since = True, "map@r", began - 1
+    file.write_text("name: optuna\nbest_params:\n  lr: 0.0015\n  method.M: ${sampler.m}\nbest_value: 0.18941\n")
+    said = f"Best by map@r (0.1894): lr=0.0015 'method.M=${{sampler.m}}', see {file}\n"
+    assert told_of_search(of_a_sweep, "map@r", 0) == said
+    assert told_of_search(of_a_sweep, "map@r", when_found(of_a_sweep)) == ""  # an earlier search's
+    Sweep.launched, Sweep.criterion, Sweep.before = True, "map@r", 0
     Sweep.conclude()
     assert "Best by map@r (0.1894)" in capsys.readouterr().out
 
@@ -339,7 +328,7 @@ def test_a_run_says_how_the_whole_is_continued(tmp_path: Path, monkeypatch: pyte
 
 
 def test_ctrl_c_that_only_this_process_got_stops_the_job_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = "trap 'echo told; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+    waits = "trap 'echo told; exit 75' TERM; echo ready; for i in {1..600}; do sleep 0.1; done"
     monkeypatch.setattr("dml.launch.job.typed", lambda *_: ["setsid", "bash", "-c", waits])
 
     def interrupt() -> None:
@@ -347,6 +336,7 @@ def test_ctrl_c_that_only_this_process_got_stops_the_job_too(tmp_path: Path, mon
         while not (tmp_path / "log").exists() or "ready" not in (tmp_path / "log").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        time.sleep(0.5)  # the job waits by now
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it

@@ -73,13 +73,16 @@ class Records:
         shapes = {"labels": (count,), "roles": (count,), "cameras": (count,), "boxes": (count, 4)}
         for column, shape in shapes.items():
             of_all = getattr(self, column)
-            if (column not in ("cameras", "boxes") or of_all is not None) and np.shape(of_all) != shape:
-                self._tell(f"{column} of shape {list(np.shape(of_all))} for {count} images", f"give {list(shape)}")
-        if not isinstance(self.labels, np.ndarray) or self.labels.dtype != np.int64:
-            kind = getattr(self.labels, "dtype", type(self.labels).__name__)
-            self._tell(f"labels of type {kind}", "give an array of int64, the number of each image's class")
-        if unknown := {*np.unique(self.roles).tolist()} - {*ROLES}:
-            self._tell(f"the role {min(map(str, unknown))!r}", f"roles are {', '.join(ROLES)}")
+            if of_all is None and column in ("cameras", "boxes"):
+                continue
+            if not isinstance(of_all, np.ndarray):
+                self._tell(f"{column} of type {type(of_all).__name__}", f"give an array of shape {list(shape)}")
+            if of_all.shape != shape:
+                self._tell(f"{column} of shape {list(of_all.shape)} for {count} images", f"give {list(shape)}")
+        if self.labels.dtype != np.int64:
+            self._tell(f"labels of type {self.labels.dtype}", "give int64, the number of each image's class")
+        if (unknown := ~np.isin(self.roles, ROLES)).any():
+            self._tell(f"the role {str(self.roles[unknown][0])!r}", f"roles are {', '.join(ROLES)}")
         self._check_classes()
 
     def _tell(self, what: str, remedy: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """Searches of hyper-parameters (`hydra/sweeper=optuna`): what they maximise, how they begin, what they choose on."""
 
 import random
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.trainings import validates
 from dml.errors import stop
+from dml.files import read_yaml
 
 
 def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -59,17 +61,25 @@ def on_the_test(config: DictConfig) -> str:
     )
 
 
-def told_of_search(folder: Path, criterion: str, since: float) -> str:
+FOUND = "optimization_results.yaml"  # what Optuna's sweeper leaves in the folder of a sweep
+
+
+def when_found(folder: Path) -> float:
+    """Returns when the results of a search in a folder were written; 0 if there are none."""
+    file = folder / FOUND
+    return file.stat().st_mtime if file.exists() else 0
+
+
+def told_of_search(folder: Path, criterion: str, before: float) -> str:
     """Returns a line that says which options a search found; "" if it found none.
 
     Args:
-        folder: of the sweep, in which Optuna's sweeper leaves its results.
+        folder: of the sweep.
         criterion: what was maximised.
-        since: when the search began; earlier results are another search's.
+        before: `when_found` at the start of the search.
     """
-    file = folder / "optimization_results.yaml"
-    if not file.exists() or file.stat().st_mtime < since:
+    if when_found(folder) == before:
         return ""
-    found: Any = OmegaConf.load(file)
-    options = " ".join(f"{name}={value}" for name, value in found.best_params.items())
-    return f"Best by {criterion} ({found.best_value:.4f}): {options}, see {file}\n"
+    found = read_yaml(folder / FOUND)
+    options = shlex.join(f"{name}={value}" for name, value in found["best_params"].items())
+    return f"Best by {criterion} ({found['best_value']:.4f}): {options}, see {folder / FOUND}\n"

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from dml.configuration.composition import folder_option
 from dml.errors import MISTAKE, Interrupted, UserError, stop
 from dml.launch.locks import free_place, hold, is_over, turn
-from dml.launch.search import on_the_test, settle_search, told_of_search
+from dml.launch.search import on_the_test, settle_search, told_of_search, when_found
 from dml.process import STOPPING, SWEPT, cores, share_of_the_machine
 from dml.started import processes
 
@@ -44,7 +43,7 @@ class Sweep(Callback):
         failed: the folders of jobs that failed.
         held: the lock that jobs look at, see `is_over`; None: there is none.
         criterion: what a search maximises; empty: the sweep is none.
-        since: when it began.
+        before: when results of an earlier search were written, in the file system's time; 0: there are none.
     """
 
     began: ClassVar[bool] = False
@@ -54,7 +53,7 @@ class Sweep(Callback):
     failed: ClassVar[list[Path]] = []
     held: ClassVar[FileLock | None] = None
     criterion: ClassVar[str] = ""
-    since: ClassVar[float] = 0
+    before: ClassVar[float] = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         place = OmegaConf.select(config, "paths.sweep_dir")
@@ -79,7 +78,7 @@ class Sweep(Callback):
             stop("paths.output_dir is for a single run: name the folder of a sweep with paths.sweep_dir=FOLDER.")
         settle_search(config, parsed)
         if "direction" in config.hydra.sweeper:
-            Sweep.criterion, Sweep.since = str(config.protocol.criterion), time.time()
+            Sweep.criterion, Sweep.before = str(config.protocol.criterion), when_found(Sweep.folder)
             print(on_the_test(config), end="", file=sys.stderr)
         params = dict(config.hydra.sweeper.get("params") or {})
         own = {name: values for name, values in params.items() if name not in given}
@@ -112,7 +111,7 @@ class Sweep(Callback):
             unwritten = str(error)
             print(f"dml: {unwritten}", file=sys.stderr)
         if cls.criterion:
-            print(told_of_search(cls.folder, cls.criterion, cls.since), end="")
+            print(told_of_search(cls.folder, cls.criterion, cls.before), end="")
         for folder in cls.failed:
             code = ""
             with suppress(OSError):
@@ -121,10 +120,11 @@ class Sweep(Callback):
         if not cls.launched:
             stop("this sweep has no job: give the options that it varies at least one value.")
         if cls.failed:
-            repeat = f"Repeat the sweep with {_the_same_folder()}: it runs them again and skips the jobs that are done."
-            if all((folder / "metrics.json").exists() and not mark_of(folder).exists() for folder in cls.failed):
-                repeat = "Their folders hold runs with other options: name another folder with paths.sweep_dir=FOLDER."
-            print(f"{len(cls.failed)} of the jobs failed. {repeat}", file=sys.stderr)
+            print(
+                f"{len(cls.failed)} of the jobs failed. Put that right, then repeat the sweep with "
+                f"{_the_same_folder()}: it runs them again and skips the jobs that are done.",
+                file=sys.stderr,
+            )
             raise SystemExit(1)
         if unwritten:
             raise SystemExit(MISTAKE)
@@ -223,9 +223,6 @@ def job_of_a_sweep(config: DictConfig, overrides: list[str]) -> float | None:
     mark = mark_of(folder)
     if code:
         print(f"dml: the job in {folder} ended with exit code {code}.", file=sys.stderr)
-    if code == MISTAKE and (folder / "metrics.json").exists():
-        return None  # the folder holds a run with other options, which has not failed
-    if code:
         with suppress(OSError):  # a full disk must not stop other jobs
             said = f"exit code {code}\n{shlex.join(typed(overrides, folder))}\n"
             mark.write_text(said, errors="backslashreplace")  # names of folders may hold bytes that are not text

@@ -83,11 +83,12 @@ class Optimized(LightningModule):
         """
         assert self.recipe is not None
         lr = self.recipe.lr
-        modules = self.new_modules()
-        if isinstance(modules, nn.Module) or not isinstance(modules, Iterable):
+        returned = self.new_modules()
+        modules = [*returned] if isinstance(returned, Iterable) else [None]
+        if not all(isinstance(module, nn.Module) for module in modules):
             raise UserError(
-                f"new_modules() of {type(self).__name__} returns {type(modules).__name__}: it has to return several "
-                "modules, as in `return (self.head,)`."
+                f"new_modules() of {type(self).__name__} returns {type(returned).__name__}: it has to return modules, "
+                "as in `return (self.head,)`."
             )
         fresh = {id(p): p for module in modules for p in module.parameters()}
         groups: list[dict[str, Any]] = [

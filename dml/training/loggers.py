@@ -213,9 +213,10 @@ def shareable(config: DictConfig) -> dict[str, Any]:
 
 @rank_zero_only
 def forget_after(loggers: list[Logger], step: int, training_alone: bool = False) -> None:
-    """Drops from a run's folder, and from TensorBoard, what was logged after a step: see `FolderLogger.forget_after`.
+    """Drops from a run's folder what was logged after a step, see `FolderLogger.forget_after`, and from TensorBoard.
 
-    TensorBoard's files only grow. A start with a step makes it leave out what earlier starts logged from there on.
+    TensorBoard's files only grow. A start with a step makes it leave out what earlier starts logged from there on; it
+    keeps all of the step itself.
     """
     for logger in loggers:
         if isinstance(logger, FolderLogger):

@@ -14,10 +14,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from dml.configuration.components import instantiate
 from dml.configuration.composition import going_on
 from dml.distributed import is_first
-from dml.errors import UserError, enough_memory, no_permission, no_room
+from dml.errors import UserError, causes, enough_memory, no_permission, no_room
 from dml.files import load_checkpoint
 from dml.models.backbones.stem import Stem
-from dml.process import keep_freed_memory, started_from_here
+from dml.process import keep_freed_memory, no_more, started_from_here
 from dml.reporting.table import print_table
 from dml.runs.folder import RunFolder
 from dml.runs.log import logged
@@ -123,6 +123,10 @@ def fit(config: DictConfig, folder: RunFolder, parts: Parts, trainer: pl.Trainer
         code = 0
     except MisconfigurationException as error:
         raise refused(error) from error
+    except BaseException as error:
+        if any(isinstance(one, KeyboardInterrupt) for one in causes(error)):
+            no_more()  # what started this run may have got no Ctrl-C itself, and sends SIGTERM
+        raise
     finally:
         _finish_loggers(code)
 

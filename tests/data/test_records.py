@@ -63,8 +63,10 @@ def test_what_no_dataset_may_be(labels: list[int], roles: list[str], sentence: s
     [
         ({"labels": np.array([0, 1])}, r"some has labels of shape \[2\] for 3 images: give \[3\]"),
         ({"roles": np.array(["train"] * 4)}, r"some has roles of shape \[4\] for 3 images: give \[3\]"),
-        ({"labels": [0, 0, 1]}, "some has labels of type list: give an array of int64"),
-        ({"labels": np.array([0.0, 0, 1])}, "some has labels of type float64: give an array of int64"),
+        ({"labels": [0, 0, 1]}, r"some has labels of type list: give an array of shape \[3\]"),
+        ({"roles": ["train", "train", "test"]}, r"some has roles of type list: give an array of shape \[3\]"),
+        ({"roles": None}, r"some has roles of type NoneType"),
+        ({"labels": np.array([0.0, 0, 1])}, "some has labels of type float64: give int64"),
         ({"labels": np.array([1, 1, 2])}, "some has labels from 1 to 2, but 2 class names: number classes from 0"),
         ({"labels": np.array([0, 0, -1])}, "some has labels from -1 to 0, but 2 class names: number classes from 0"),
         (

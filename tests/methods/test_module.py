@@ -97,7 +97,7 @@ def test_a_loss_gets_what_it_names_and_returns_named_terms(method_of: Callable[.
         ("objective", {}, r"objective\(\) of ABE returns no terms"),
         ("objective", torch.zeros(3), r"objective\(\) of ABE returns a tensor of shape \[3\]"),
         ("objective", {"metric": 0.5}, r"objective\(\) of ABE returns float"),
-        ("new_modules", nn.Linear(2, 2), r"new_modules\(\) of ABE returns Linear: it has to return several modules"),
+        ("new_modules", nn.Linear(2, 2), r"new_modules\(\) of ABE returns Linear: it has to return modules, as in"),
         ("new_modules", None, r"new_modules\(\) of ABE returns NoneType"),
     ],
 )
