@@ -187,12 +187,16 @@ def test_it_is_verified(run: Path, published: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
-def test_it_is_compared_as_the_run_is(run: Path, published: Path, tmp_path: Path) -> None:
+def test_it_is_the_same_training_as_the_run(
+    run: Path, published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(run, tmp_path / "both" / "run", ignore=shutil.ignore_patterns("checkpoints"))
     shutil.copytree(published, tmp_path / "both" / "published")
     write_summary([tmp_path / "both"], tmp_path / "out")
     (row,) = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert len(row["runs"]) == 2  # of one configuration
+    assert row["runs"] == [str(tmp_path / "both" / "published")]
+    said = capsys.readouterr().err
+    assert f"Left out: {tmp_path / 'both' / 'run'}, the same training as {tmp_path / 'both' / 'published'}." in said
 
 
 CHOSEN = [

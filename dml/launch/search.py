@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from dml.configuration.trainings import validates
 from dml.errors import stop
-from dml.files import read_yaml
 
 
 def settle_search(config: DictConfig, overrides: Sequence[Override]) -> None:
@@ -78,6 +77,8 @@ def told_of_search(folder: Path, criterion: str, before: float) -> str:
         criterion: what was maximised.
         before: `when_found` at the start of the search.
     """
+    from dml.files import read_yaml  # imports torch
+
     if when_found(folder) == before:
         return ""
     found = read_yaml(folder / FOUND)
