@@ -51,8 +51,8 @@ class Records:
 
     Raises:
         UserError: there are no images, an array has another shape or type, a role is unknown, a label has no class
-            name, a class has no images or is both in training and in evaluation, there are
-            queries without a gallery (or the reverse), or test images beside them.
+            name, a class has no images or is both in training and in evaluation, there are queries without a gallery
+            (or the reverse), or test images beside them.
     """
 
     name: str

@@ -179,7 +179,8 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
         UserError: a score is NaN, or a metric is no number for some query.
     """
     best = torch.zeros_like(layout.positives)
-    values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in of_queries()}
+    metrics = of_queries()
+    values = {name: best.new_zeros(len(best), dtype=torch.float64) for name in metrics}
     for at in layout.rows.split(TILE):
         found = scores(at)
         if found.isnan().any():
@@ -187,7 +188,7 @@ def rank_scores(scores: Callable[[Tensor], Tensor], layout: Layout) -> Ranking:
         strip = Strip(found[:, layout.order], None, len(layout.order))
         positives = layout.positives[at]
         best[at], ranks = _ranks(strip, _take_positives(strip, layout, at), positives)
-        for name, of_query in of_queries().items():
+        for name, of_query in metrics.items():
             values[name][at] = _of_rows(name, of_query(ranks, positives), positives)
     return _ranking(best, values, layout.positives)
 
@@ -203,7 +204,8 @@ def _of_rows(name: str, found: object, positives: Tensor) -> Tensor:
 
 
 def _ranking(best: Tensor, values: dict[str, Tensor], positives: Tensor) -> Ranking:
-    """Raises UserError if a metric of a query that has a positive is NaN or infinite."""
+    """Puts a ranking together on the CPU, from ranks, metrics and numbers of positives, each `[Q]`. Raises UserError if
+    a metric of a query that has a positive is NaN or infinite."""
     by_name, counted = {name: of_all.cpu().numpy() for name, of_all in values.items()}, positives.cpu().numpy()
     for name, of_all in by_name.items():
         if wrong := int((~np.isfinite(of_all[counted > 0])).sum()):

@@ -102,14 +102,14 @@ class Sweep(Callback):
         from dml.reporting.summary import write_summary
         from dml.runs.collecting import leaves
 
-        unwritten = ""
+        unwritten = False
         try:
             if cls.folder.is_dir() and leaves([cls.folder]):
                 remedy = f"put that right, then repeat the sweep with {_the_same_folder()}"
                 write_summary([cls.folder], cls.folder, remedy=remedy)
         except (UserError, OSError) as error:
-            unwritten = str(error)
-            print(f"dml: {unwritten}", file=sys.stderr)
+            unwritten = True
+            print(f"dml: {error}", file=sys.stderr)
         if cls.criterion:
             print(told_of_search(cls.folder, cls.criterion, cls.before), end="")
         for folder in cls.failed:

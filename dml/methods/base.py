@@ -102,7 +102,7 @@ class Method(TrainedModule, Waits):
         raise NotImplementedError(f"{type(self).__name__} has to define learners()")
 
     def objective(self, output: Output, batch: Batch) -> dict[str, Tensor]:
-        """Computes the terms whose sum is minimised, on the global batch: named scalars.
+        """Computes the terms whose sum is minimised, on the global batch: named scalars, or one that is not named.
 
         It is called once per step, and knows nothing of the pass through the network but its output.
 
@@ -212,6 +212,7 @@ class Method(TrainedModule, Waits):
         """Computes the terms of the objective; this rank's part of a batch is `image [b,3,H,W], label [b], index [b]`.
 
         Raises:
+            UserError: `learners` or `objective` returns something else than they have to.
             NonFiniteLoss: the step failed, and some terms are NaN or infinite. If it does not fail, `finite` remembers
                 such terms.
         """

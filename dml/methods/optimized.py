@@ -79,7 +79,7 @@ class Optimized(LightningModule):
         The parameter groups, each with its own rate, are the backbone, the new modules, and one for each loss.
 
         Raises:
-            UserError: the optimizer refuses its options.
+            UserError: the optimizer refuses its options, or `new_modules` returns no modules.
         """
         assert self.recipe is not None
         lr = self.recipe.lr
